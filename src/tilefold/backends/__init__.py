@@ -1,0 +1,1 @@
+"""Hands that run the fold. Backends never import each other."""

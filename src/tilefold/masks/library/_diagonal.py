@@ -1,0 +1,52 @@
+"""What masks around the diagonal share: each says its `Band`, and all answers follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..band import Band
+from ..base import Mask
+from ..context import position
+from ..intervals import spans
+
+# Bounds beyond this reach past every position; clamping keeps int64 arithmetic from overflowing.
+_FAR = 2**40
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Diagonal(Mask):
+    """A mask that depends on the offset `j - (i + Lk - Lq)` only."""
+
+    def around(self) -> Band:
+        """The offsets that are visible."""
+        raise NotImplementedError
+
+    def visible(self, b, h, i, j, q_length, k_length):
+        return self.around().shows(j - position(i, q_length, k_length))
+
+    def band(self, Lq, Lk):
+        return self.around()
+
+    def row_spans(self, lines):
+        band = self.around()
+        if band.step != 1:
+            return None
+        at = position(lines.at, lines.q_length, lines.k_length)
+        start = 0 if band.lo is None else at + max(band.lo, -_FAR)
+        end = lines.k_length if band.hi is None else at + min(band.hi + 1, _FAR)
+        return spans((start, end), like=lines.at)
+
+    def col_spans(self, lines):
+        band = self.around()
+        if band.step != 1:
+            return None
+        at = lines.at - (lines.k_length - lines.q_length)
+        start = 0 if band.hi is None else at - min(band.hi, _FAR)
+        end = lines.q_length if band.lo is None else at + 1 - max(band.lo, -_FAR)
+        return spans((start, end), like=lines.at)
+
+    def tiles(self, boxes):
+        away = boxes.k_length - boxes.q_length
+        least = boxes.k0 - (boxes.q1 - 1 + away)
+        most = boxes.k1 - 1 - (boxes.q0 + away)
+        return self.around().box_states(least, most)

@@ -1,0 +1,85 @@
+"""Masks that hold their lowered tables: what `Mask.build` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...errors import MaskError
+from ..base import Mask
+from ..bits import Bits
+from ..cols import Cols
+from ..rows import Rows
+from ._checks import check_shared
+from ._tables import shared
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Built(Mask):
+    """A lowered form and the lengths for which it was made. `index` and `words` belong to `Bits` only."""
+
+    kind: str
+    Lq: int
+    Lk: int
+    table: Tensor
+    index: Tensor | None = None
+    words: Tensor | None = None
+
+    def _arguments(self):
+        tensors = (self.table, self.index, self.words)
+        return ("", self.kind), ("", self.Lq), ("", self.Lk), *(("", tensor) for tensor in tensors if tensor is not None)
+
+    @property
+    def form(self) -> Rows | Cols | Bits:
+        """The lowered form."""
+        found = self.__dict__.get("_form")
+        if found is None:
+            found = self._make_form()
+            object.__setattr__(self, "_form", found)
+        return found
+
+    def _make_form(self) -> Rows | Cols | Bits:
+        if self.kind == "rows":
+            return Rows(self.table)
+        if self.kind == "cols":
+            return Cols(self.table)
+        if self.index is None or self.words is None:
+            raise MaskError("mask built: expected states, index and words, got a table alone")
+        return Bits(self.table, self.index, self.words)
+
+    def visible(self, b, h, i, j, q_length, k_length):
+        inside = (i >= 0) & (i < self.Lq) & (j >= 0) & (j < self.Lk)
+        i, j = i.clamp(0, max(self.Lq - 1, 0)), j.clamp(0, max(self.Lk - 1, 0))
+        if self.Lq == 0 or self.Lk == 0:
+            return torch.zeros((), dtype=torch.bool, device=self.table.device)
+        form = self.form
+        if isinstance(form, Bits):
+            return inside & form.look(b, h, i, j)
+        line, at = (i, j) if isinstance(form, Rows) else (j, i)
+        Bm, Hm = form.bounds.shape[:2]
+        bounds = form.bounds[shared(b, Bm), shared(h, Hm), line]
+        hit = (at.unsqueeze(-1) >= bounds[..., 0::2]) & (at.unsqueeze(-1) < bounds[..., 1::2])
+        return inside & (hit.any(-1) == isinstance(form, Rows))
+
+    def states(self, B, H, Lq, Lk, size, device):
+        if (Lq, Lk) == (self.Lq, self.Lk):
+            return self.form.tile_states(Lq, Lk, size, size, device)
+        return super().states(B, H, Lq, Lk, size, device)
+
+    def check(self, B, Hq, Lq, Lk, device):
+        super().check(B, Hq, Lq, Lk, device)
+        for got, wanted, name in ((Lq, self.Lq, "Lq"), (Lk, self.Lk, "Lk")):
+            if got is not None and got != wanted:
+                raise MaskError(f"mask: expected the lengths for which it was built, ({self.Lq}, {self.Lk}), got {name} = {got}")
+        check_shared("mask that was built", "the batch", self.table.shape[0], B)
+        check_shared("mask that was built", "the query heads", self.table.shape[1], Hq)
+
+
+def built(kind: str, Lq: int, Lk: int, table: Tensor, index: Tensor | None = None, words: Tensor | None = None) -> Mask:
+    """The mask that `form` holds; only `build` and `parse` call this."""
+    if kind not in ("rows", "cols", "bits"):
+        raise MaskError(f"mask built: expected rows, cols or bits, got {kind!r}")
+    return Built(kind, Lq, Lk, table, index, words)
+
