@@ -25,7 +25,8 @@ test: $(STAMP)  ## run the tests that need neither a GPU nor patience (options: 
 
 check: $(STAMP)  ## lint and type-check
 	$(BIN)/ruff check .
-	$(BIN)/pyright --warnings
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --warnings --pythonpath $(BIN)/python
 
 clean:  ## remove .venv and every cache
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -147,12 +147,12 @@ PACKED = [
         packed(cu_seqlens_k=torch.tensor([0, 8]))),
     Row("offsets elsewhere", DEVICE, "cu_seqlens_q", "q's device cpu", "meta",
         packed(cu_seqlens_q=torch.tensor([0, 3, 8], device="meta"))),
-    Row("offsets that decrease", ARGUMENT, "cu_seqlens_q", "", "", packed(cu_seqlens_q=torch.tensor([0, 9, 8]))),
-    Row("key offsets that decrease", ARGUMENT, "cu_seqlens_k", "", "", packed(cu_seqlens_k=torch.tensor([0, 5, 4]))),
-    Row("offsets past the tensor", ARGUMENT, "cu_seqlens_q", "8", "768", packed(cu_seqlens_q=torch.tensor([0, 3, 768]))),
-    Row("key offsets past the tensor", ARGUMENT, "cu_seqlens_k", "8", "9", packed(cu_seqlens_k=torch.tensor([0, 3, 9]))),
-    Row("first offset not 0", ARGUMENT, "cu_seqlens_q", "0", "1", packed(cu_seqlens_q=torch.tensor([1, 3, 8]))),
-    Row("a negative offset", ARGUMENT, "cu_seqlens_k", "0", "-1", packed(cu_seqlens_k=torch.tensor([-1, 3, 8]))),
+    Row("offsets that decrease", MASK, "cu_seqlens_q", "never decrease", "8 after 9", packed(cu_seqlens_q=torch.tensor([0, 9, 8]))),
+    Row("key offsets that decrease", MASK, "cu_seqlens_k", "never decrease", "4 after 5", packed(cu_seqlens_k=torch.tensor([0, 5, 4]))),
+    Row("offsets past the tensor", MASK, "cu_seqlens_q", "8", "768", packed(cu_seqlens_q=torch.tensor([0, 3, 768]))),
+    Row("key offsets past the tensor", MASK, "cu_seqlens_k", "8", "9", packed(cu_seqlens_k=torch.tensor([0, 3, 9]))),
+    Row("first offset not 0", MASK, "cu_seqlens_q", "0", "1", packed(cu_seqlens_q=torch.tensor([1, 3, 8]))),
+    Row("a negative offset", MASK, "cu_seqlens_k", "0", "-1", packed(cu_seqlens_k=torch.tensor([-1, 3, 8]))),
     Row("slopes of another number of documents", SHAPE, "alibi_slopes", r"\[2, 4\]", r"\[3, 4\]", packed(alibi_slopes=ones(3, 4))),
     Row("sink per key head", SHAPE, "sink", r"\[4\]", r"\[2\]", packed(sink=ones(2))),
     Row("dropout 1", ARGUMENT, "dropout_p", r"\[0, 1\)", "1.0", packed(dropout_p=1.0)),
@@ -185,7 +185,7 @@ def test_a_wrong_dense_call_says_what_is_wrong(row: Row) -> None:
 
 @pytest.mark.parametrize("row", PACKED, ids=name_of)
 def test_a_wrong_packed_call_says_what_is_wrong(row: Row) -> None:
-    with pytest.raises(Exception, match="") as caught:
+    with pytest.raises(row.kind) as caught:
         attention_varlen(**row.arguments)
     check_message(row, caught)
 
@@ -236,20 +236,20 @@ MASKS: list[tuple[str, Callable[[], Any], str]] = [
     ("dense of rank 5", lambda: dense(1, 1, 1, 8, 6), r"\[1, 1, 1, 8, 6\]"),
     ("integer dense", lambda: dense(8, 6, dtype=torch.int64), "int64"),
     ("additive dense", lambda: dense(8, 6, dtype=torch.float32), "float32"),
-    ("padding of another batch", lambda: masks.padding(torch.tensor([1, 2, 3])), r"\[3\]"),
+    ("padding of another batch", lambda: masks.padding(torch.tensor([1, 2, 3])), "3"),
     ("padding longer than the keys", lambda: masks.padding(torch.tensor([6, 7])), "7"),
     ("negative padding", lambda: masks.padding(torch.tensor([6, -1])), "-1"),
     ("padding of floats", lambda: masks.padding(torch.tensor([6.0, 1.0])), "float32"),
-    ("prefix of another batch", lambda: masks.prefix(torch.tensor([1, 2, 3])), r"\[3\]"),
+    ("prefix of another batch", lambda: masks.prefix(torch.tensor([1, 2, 3])), "3"),
     ("documents that decrease", lambda: masks.documents(torch.tensor([0, 9, 8]), torch.tensor([0, 3, 6])), ""),
     ("documents past the rows", lambda: masks.documents(torch.tensor([0, 3, 9]), torch.tensor([0, 3, 6])), "9"),
     ("documents past the keys", lambda: masks.documents(torch.tensor([0, 3, 8]), torch.tensor([0, 3, 7])), "7"),
     ("documents not from 0", lambda: masks.documents(torch.tensor([1, 3, 8]), torch.tensor([0, 3, 6])), "1"),
     ("documents of different numbers", lambda: masks.documents(torch.tensor([0, 8]), torch.tensor([0, 3, 6])), ""),
-    ("columns of another length", lambda: masks.columns(torch.zeros(1, 1, 8, 1, 2, dtype=torch.int32), causal=True), "8"),
+    ("columns of another length", lambda: masks.columns(torch.zeros(1, 1, 8, 2, dtype=torch.int32), causal=True), "8"),
     ("layout of another size", lambda: masks.block_sparse(torch.ones(1, 5, 5, dtype=torch.bool), 4), r"\[1, 5, 5\]"),
-    ("layout of other heads", lambda: masks.block_sparse(torch.ones(3, 2, 2, dtype=torch.bool), 4), r"\[3, 2, 2\]"),
-    ("built for another length", lambda: masks.predicate(lambda b, h, q, k: q > k).build(2, 4, 16, 16), "16"),
+    ("layout of other heads", lambda: masks.block_sparse(torch.ones(3, 2, 2, dtype=torch.bool), 4), "3"),
+    ("built for another length", lambda: masks.predicate(lambda b, h, q, k: q > k).build(2, 4, 16, 16), "Lq = 8"),
     ("built for other heads", lambda: masks.predicate(lambda b, h, q, k: q > k + h).build(2, 2, 8, 6), "2"),
     ("elsewhere", lambda: masks.padding(torch.tensor([1, 2])).to("meta"), "meta"),
     ("shift of other lengths", lambda: masks.shift(dense(9, 9), 0, 0, 8, 6), r"\[9, 9\]"),
@@ -274,7 +274,7 @@ CONSTRUCTORS: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("a block of 0", lambda: masks.random_blocks(0.5, block=0, seed=1), ARGUMENT, "block: expected .*, got .*0"),
     ("a share above 1", lambda: masks.random_blocks(1.5, block=8, seed=1), ARGUMENT, "expected .*, got .*1.5"),
     ("a negative prefix", lambda: masks.prefix(-1), ARGUMENT, "expected .*, got .*-1"),
-    ("dense of a list", lambda: masks.dense([[True]]), KIND, "expected .*tensor.*, got .*list"),
+    ("dense of a list", lambda: masks.dense([[True]]), KIND, "t: expected a bool mask broadcastable to .*, got list"),
     ("predicate of no function", lambda: masks.predicate(3), KIND, "expected .*, got .*int"),
     ("and with a tensor", lambda: masks.causal() & torch.ones(3), KIND, "expected masks on both sides of &, got Tensor"),
     ("or with None", lambda: masks.causal() | None, KIND, r"expected masks on both sides of \|, got NoneType"),

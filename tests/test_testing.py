@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 import torch
 
-from tilefold.testing import cases, inputs, tolerance
+from tilefold.testing import cases, evaluate, inputs, textbook, tolerance
 from tilefold.testing.poison import poison
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -16,7 +17,7 @@ DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 def test_a_tolerance_is_twice_the_baseline_and_one_unit() -> None:
     truth = torch.tensor([1.0, -4.0], dtype=torch.float64)
-    verdict = tolerance.judge("x", truth.float(), truth, (truth + 1e-6).float())
+    verdict = tolerance.judge("x", truth.float(), truth, [truth.float(), (truth + 1e-6).float()])
     assert verdict.unit == 4 * torch.finfo(torch.float32).eps
     assert verdict.baseline == pytest.approx(1e-6, rel=0.3)
     assert verdict.allowed == 2 * verdict.baseline + verdict.unit
@@ -29,7 +30,7 @@ def test_an_error_of_three_baselines_and_a_unit_is_over_budget(dtype: torch.dtyp
     baseline = truth.to(wide) + 8 * torch.finfo(wide).eps
     unit = torch.finfo(dtype).eps
     near = {"x": (truth + 8 * unit).to(dtype)}
-    far = {"x": (truth + 30 * unit).to(dtype)}
+    far = {"x": (truth + 40 * unit).to(dtype)}
     tolerance.check(near, {"x": truth}, {"x": baseline})
     with pytest.raises(AssertionError, match=r"OVER x: error .* ratio"):
         tolerance.check(far, {"x": truth}, {"x": baseline})
@@ -38,9 +39,18 @@ def test_an_error_of_three_baselines_and_a_unit_is_over_budget(dtype: torch.dtyp
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 0.0])
 def test_infinities_must_match_exactly(wrong: float) -> None:
     truth = torch.tensor([0.5, -torch.inf], dtype=torch.float64)
-    assert tolerance.judge("lse", truth.float(), truth, truth.float()).ok
-    assert not tolerance.judge("lse", torch.tensor([0.5, wrong]), truth, truth.float()).ok
-    assert not tolerance.judge("lse", torch.tensor([-torch.inf, -torch.inf]), truth, truth.float()).ok
+    assert tolerance.judge("lse", truth.float(), truth, [truth.float()]).ok
+    assert not tolerance.judge("lse", torch.tensor([0.5, wrong]), truth, [truth.float()]).ok
+    assert not tolerance.judge("lse", torch.tensor([-torch.inf, -torch.inf]), truth, [truth.float()]).ok
+
+
+def test_pooling_compares_the_largest_error_with_the_largest_baseline() -> None:
+    lucky, usual = tolerance.Verdict("x", 3.0, 0.1, 0.5), tolerance.Verdict("x", 1.0, 1.5, 0.25)
+    other = tolerance.Verdict("y", 9.0, 1.0, 1.0)
+    pooled = {verdict.name: verdict for verdict in tolerance.pool([[lucky, other], [usual, other]])}
+    assert pooled["x"] == tolerance.Verdict("x", 3.0, 1.5, 0.5)
+    assert pooled["x"].ok
+    assert not pooled["y"].ok
 
 
 def test_a_missing_result_is_an_error() -> None:
@@ -101,3 +111,21 @@ def test_a_case_builds_the_same_tensors_every_time(mask: str) -> None:
         assert torch.equal(x, second.arguments[name]), name
     assert torch.equal(first.visible(), second.visible())
     assert mask in ("none", "full") or not first.visible().all()
+
+
+OPTIONS = [
+    {},
+    {"mask": "causal", "scale": 0.3, "softcap": 15.0},
+    {"mask": "dense_each", "sink": True, "bias": "1H1K", "loss": "both"},
+    {"mask": "window_negative", "alibi": "BH", "dropout_p": 0.25, "loss": "lse", "bias": "B1QK"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_textbook_and_the_definition_are_one(options: dict[str, Any]) -> None:
+    """Two independent computations of every result and gradient, in float64."""
+    call = cases.build(cases.Case(dtype="fp64", lengths=(30, 41), heads=(6, 2), **options))
+    by_hand, by_autograd = textbook.results(call), evaluate.truth(call)
+    assert by_hand.keys() == by_autograd.keys()
+    for name, x in by_hand.items():
+        torch.testing.assert_close(x, by_autograd[name], rtol=1e-11, atol=1e-11)

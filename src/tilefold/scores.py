@@ -104,8 +104,9 @@ class Places:
         if like.dim() == 1:
             return per_row.sum((0, 2))
         if self.packed:
-            zeros = per_row.new_zeros(like.shape)
-            return zeros.index_add(0, self.batch[rows], per_row[0].transpose(0, 1))
+            documents = torch.arange(like.shape[0], device=per_row.device)[:, None]
+            # A product and not index_add: that one adds in no fixed order on a GPU.
+            return (self.batch[rows] == documents).to(per_row.dtype) @ per_row[0].transpose(0, 1)
         return per_row.sum(2)
 
     def kept(self, scores: Scores, rows: slice, keys: slice) -> Tensor:

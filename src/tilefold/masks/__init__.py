@@ -1,6 +1,7 @@
 """Masks: values that say who may look at whom, with an algebra, and the four forms to which they lower.
 
-`Mask` and its constructors are public. Backends use `lower`, `parse` and the forms `Band`, `Rows`, `Cols`, `Bits`.
+`Mask` and its constructors are public. Backends use `lower`, `parse` and the forms `Band`, `Rows`, `Cols`,
+`Bits`.
 """
 
 from .band import Band
@@ -28,9 +29,10 @@ from .library import (
     strided,
     window,
 )
-from .lower import Form, lower
+from .lower import Form as Form
+from .lower import lower as lower
 from .rows import Rows
-from .spec import parse
+from .spec import parse as parse
 
 FORMS = (Band, Rows, Cols, Bits)
 

@@ -14,10 +14,11 @@ from .context import states
 
 @dataclass(frozen=True)
 class Band:
-    """Key `j` is visible to row `i` iff `lo <= d <= hi` and `d % step == 0`, with `d = j - (i + Lk - Lq)`; None = unbounded.
+    """Key `j` is visible to row `i` iff `lo <= d <= hi` and `d % step == 0`, with `d = j - (i + Lk - Lq)`;
+    None = unbounded.
 
-    Two bands are equal iff they show the same offsets: bounds are multiples of `step`, a single offset has step 1, the empty band is
-    `Band(0, -1)` and the full one `Band(None, None)`.
+    Two bands are equal iff they show the same offsets: bounds are multiples of `step`, a single offset has
+    step 1, the empty band is `Band(0, -1)` and the full one `Band(None, None)`.
     """
 
     lo: int | None
@@ -37,7 +38,7 @@ class Band:
         for name, value in (("lo", lo), ("hi", hi), ("step", step)):
             object.__setattr__(self, name, value)
 
-    # -- algebra -------------------------------------------------------------------------------------------------------------------
+    # -- algebra ---------------------------------------------------------------------------------------
 
     @property
     def is_empty(self) -> bool:
@@ -90,13 +91,17 @@ class Band:
         if other.is_empty:
             return True
         single = other.lo is not None and other.lo == other.hi
-        on_step = other.lo % self.step == 0 if single and other.lo is not None else other.step % self.step == 0
+        on_step = (
+            other.lo % self.step == 0 if single and other.lo is not None else other.step % self.step == 0
+        )
         low = self.lo is None or (other.lo is not None and other.lo >= self.lo)
         high = self.hi is None or (other.hi is not None and other.hi <= self.hi)
         return on_step and low and high and not self.is_empty
 
     def shifted(self, by: int) -> Band | None:
-        """The band whose offset `d` is this one's offset `d + by`; None where that leaves the residue class of zero."""
+        """The band whose offset `d` is this one's offset `d + by`; None where that leaves the residue class
+        of zero.
+        """
         if self.is_empty:
             return self
         single = self.lo is not None and self.lo == self.hi
@@ -117,12 +122,14 @@ class Band:
         hi = None if self.hi is None or self.hi >= most else self.hi
         return Band(lo, hi, self.step)
 
-    # -- the methods of every form ---------------------------------------------------------------------------------------------------
+    # -- the methods of every form ---------------------------------------------------------------------
 
     def tensors(self) -> tuple[Tensor, ...]:
         return ()
 
-    def tile(self, q0: int, q1: int, k0: int, k1: int, Lq: int, Lk: int, device: torch.device | str) -> Tensor:
+    def tile(
+        self, q0: int, q1: int, k0: int, k1: int, Lq: int, Lk: int, device: torch.device | str
+    ) -> Tensor:
         """Exact visibility, bool `[1, 1, q1 - q0, k1 - k0]`."""
         rows = torch.arange(q0 + Lk - Lq, q1 + Lk - Lq, device=device).unsqueeze(1)
         offset = torch.arange(k0, k1, device=device) - rows
@@ -142,7 +149,9 @@ class Band:
         return torch.ones_like(offset, dtype=torch.bool) if seen is None else seen
 
     def box_states(self, least: Tensor, most: Tensor) -> Tensor:
-        """int8 states (0 empty, 1 partial, 2 full) of tiles in which every offset of `[least, most]` occurs, and no other. Exact."""
+        """int8 states (0 empty, 1 partial, 2 full) of tiles in which every offset of `[least, most]` occurs,
+        and no other. Exact.
+        """
         low = least if self.lo is None else least.clamp(min=_bounded(self.lo))
         high = most if self.hi is None else most.clamp(max=_bounded(self.hi))
         full = (low == least) & (high == most)
@@ -162,7 +171,11 @@ class Band:
     def empty_rows(self, Lq: int, Lk: int, device: torch.device | str) -> Tensor:
         """bool `[1, 1, Lq]`: rows that see no key."""
         at = torch.arange(Lk - Lq, Lk, device=device)
-        return (self.box_states(-at, Lk - 1 - at) == 0)[None, None] if Lk > 0 else torch.ones_like(at, dtype=torch.bool)[None, None]
+        return (
+            (self.box_states(-at, Lk - 1 - at) == 0)[None, None]
+            if Lk > 0
+            else torch.ones_like(at, dtype=torch.bool)[None, None]
+        )
 
 
 def _bounded(bound: int) -> int:

@@ -1,8 +1,9 @@
 """A mask is a value: who may look at whom. Its algebra, its spelling, its definition.
 
-Every mask says one thing, `visible(b, h, i, j, q_length, k_length)`, elementwise on index tensors; that is its definition, and
-`materialize` only calls it. The other methods (`band`, `row_spans`, `col_spans`, `tiles`) answer the same question for whole lines or
-tiles, so that lowering never visits single elements where it need not; what they cannot say they leave to `visible`.
+Every mask says one thing, `visible`, elementwise on index tensors; that is its definition, and `materialize`
+only calls it. The other methods (`band`, `row_spans`, `col_spans`, `tiles`) answer the same question for
+whole lines or tiles, so that lowering never visits single elements where it need not; what they cannot say
+they leave to `visible`.
 """
 
 from __future__ import annotations
@@ -15,25 +16,32 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentTypeError, MaskError
+from tilefold.errors import ArgumentTypeError, MaskError
+
 from . import intervals
-from .context import Boxes, Length, Lines, grid, indices
+from .context import Boxes, Lines, Points, grid, indices, stripes
 from .intervals import Spans
+from .spelling import check_device, write_value
 
 if TYPE_CHECKING:
     from .band import Band
 
+# (keyword or "", value) of each argument of a constructor.
+Arguments = tuple[tuple[str, Any], ...]
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Mask:
-    """Who may look at whom. Combine masks with `&`, `|` and `~`; build them with the functions of `tilefold.masks`."""
+    """Who may look at whom. Combine masks with `&`, `|` and `~`; build them with the functions of
+    `tilefold.masks`.
+    """
 
-    # -- what a mask says ----------------------------------------------------------------------------------------------------------
+    # -- what a mask says ------------------------------------------------------------------------------
 
-    def visible(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, q_length: Length, k_length: Length) -> Tensor:
+    def visible(self, p: Points) -> Tensor:
         """The definition: bool, whether query `i` of batch element `b` and query head `h` sees key `j`.
 
-        All arguments are int64 tensors that broadcast together (lengths may be ints); the result broadcasts with them.
+        The result broadcasts with the indices.
         """
         raise NotImplementedError
 
@@ -49,18 +57,25 @@ class Mask:
         """Visible query intervals of each key, or None where the mask is not a few intervals per key."""
         return None
 
+    def hidden_spans(self, lines: Lines) -> Spans | None:
+        """Hidden query intervals of each key; some masks know a tighter bound than the complement has."""
+        return intervals.complement(self.col_spans(lines), lines.q_length)
+
     def tiles(self, boxes: Boxes) -> Tensor:
         """int8 `[B or 1, H or 1, nq, nk]`: 0 surely empty, 2 surely full, 1 not known."""
         return torch.ones((1, 1, 1, 1), dtype=torch.int8, device=boxes.q0.device)
 
     def states(self, B: int, H: int, Lq: int, Lk: int, size: int, device: torch.device) -> Tensor:
         """`tiles` for the grid of one call; masks that know a faster way for whole calls take it."""
-        return self.tiles(grid(B, H, Lq, Lk, size, device))
+        # In stripes, so that the int64 numbers on the way need less memory than the states themselves.
+        parts = stripes(grid(B, H, Lq, Lk, size, device))
+        return torch.cat([self.tiles(part).expand(-1, -1, part.q0.shape[2], -1) for part in parts], dim=2)
 
-    # -- checks --------------------------------------------------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------------
 
     def check(self, B: int, Hq: int, Lq: int | None, Lk: int | None, device: torch.device | str) -> None:
-        """Does the mask fit a call of these sizes? Reads metadata only. A length of None is not known (inside `documents`).
+        """Does the mask fit a call of these sizes? Reads metadata only. A length of None is not known (inside
+        `documents`).
 
         Raises:
             MaskError: a tensor of another shape or device, or a mask built for other lengths.
@@ -84,7 +99,7 @@ class Mask:
         """True if some part has no spelling (a `predicate`), so that `build` has to come before `spec`."""
         return any(part.needs_build for part in self._parts())
 
-    # -- algebra -------------------------------------------------------------------------------------------------------------------
+    # -- algebra ---------------------------------------------------------------------------------------
 
     def __and__(self, other: Mask) -> Mask:
         return And(self, _operand(other, "&"))
@@ -101,8 +116,16 @@ class Mask:
     def __invert__(self) -> Mask:
         return Not(self)
 
+    def complement(self) -> Mask:
+        """`~mask`, for compiled functions: Dynamo traces a method of an object, but not the operator `~` on
+        one.
+        """
+        return Not(self)
+
     def __bool__(self) -> bool:
-        raise ArgumentTypeError("mask: expected & | ~ between masks, got and / or / not (a mask has no truth value)")
+        raise ArgumentTypeError(
+            "mask: expected & | ~ between masks, got and / or / not (a mask has no truth value)"
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Mask):
@@ -113,14 +136,15 @@ class Mask:
         return hash(self._identity())
 
     def _identity(self) -> tuple[object, ...]:
-        """What makes two masks equal: the spelling, and of everything that has no spelling the object itself."""
+        """What makes two masks equal: the spelling, and the very objects that have no spelling."""
         held: list[Any] = []
         return (self._write("", held), *(id(value) for value in held))
 
-    # -- spelling ------------------------------------------------------------------------------------------------------------------
+    # -- spelling --------------------------------------------------------------------------------------
 
     def spec(self) -> tuple[str, tuple[Tensor, ...]]:
-        """The mask as a short string and its tensors, which the string calls t0, t1, ... in order; `parse` is the inverse.
+        """The mask as a short string and its tensors, which the string calls t0, t1, ... in order; `parse` is
+        the inverse.
 
         Raises:
             MaskError: a `predicate` has no spelling; `build` it first.
@@ -136,7 +160,8 @@ class Mask:
     def _spell(self) -> tuple[str, tuple[Tensor, ...]]:
         if self.needs_build:
             raise MaskError(
-                "mask: expected a mask that was built before (mask.build(B, Hq, Lq, Lk)), got a predicate, which has no spelling"
+                "mask: expected a mask that was built before (mask.build(B, Hq, Lq, Lk)), "
+                "got a predicate, which has no spelling"
             )
         held: list[Any] = []
         text = self._write("", held)
@@ -149,7 +174,7 @@ class Mask:
         """The constructor's name."""
         return type(self).__name__.lower()
 
-    def _arguments(self) -> tuple[tuple[str, Any], ...]:
+    def _arguments(self) -> Arguments:
         """(keyword or "", value) of each argument of the constructor that is not at its default."""
         return ()
 
@@ -157,11 +182,11 @@ class Mask:
         """The spelling. `held` collects what cannot be written; None writes a readable stand-in for it."""
         written = []
         for keyword, value in self._arguments():
-            text = write_value(value, prefix, held)
+            text = value._write(prefix, held) if isinstance(value, Mask) else write_value(value, held)
             written.append(f"{keyword}={text}" if keyword else text)
         return f"{prefix}{self._name()}({', '.join(written)})"
 
-    # -- parts ---------------------------------------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------
 
     def _parts(self) -> tuple[Mask, ...]:
         """The masks of which this one is made."""
@@ -197,10 +222,13 @@ class Mask:
     def __deepcopy__(self, memo: dict[int, Any]) -> Mask:
         return self._mapped(lambda tensor: copy.deepcopy(tensor, memo))
 
-    # -- the two ways to use one ---------------------------------------------------------------------------------------------------
+    # -- the two ways to use one -----------------------------------------------------------------------
 
-    def materialize(self, B: int, H: int, Lq: int, Lk: int, device: torch.device | str | None = None) -> Tensor:
-        """The dense mask that defines this one: bool `[B, H, Lq, Lk]`, a view that repeats what batch and heads share.
+    def materialize(
+        self, B: int, H: int, Lq: int, Lk: int, device: torch.device | str | None = None
+    ) -> Tensor:
+        """The dense mask that defines this one: bool `[B, H, Lq, Lk]`, a view that repeats what batch and
+        heads share.
 
         Raises:
             MaskError: the mask does not fit these sizes.
@@ -212,13 +240,13 @@ class Mask:
         b, h = indices(B, H, 4, device)
         i = torch.arange(Lq, device=device).view(1, 1, Lq, 1)
         j = torch.arange(Lk, device=device).view(1, 1, 1, Lk)
-        return self.visible(b, h, i, j, Lq, Lk).expand(B, H, Lq, Lk)
+        return self.visible(Points(b, h, i, j, Lq, Lk)).expand(B, H, Lq, Lk)
 
     def build(self, B: int, H: int, Lq: int, Lk: int, device: torch.device | str | None = None) -> Mask:
         """The mask fixed for one size of call: a mask that holds the lowered tables.
 
-        It is usable inside compiled regions and graph capture, where a `predicate`, or a mask whose lowering reads the device, is not.
-        A mask that lowers to a band is returned as it is.
+        It is usable inside compiled regions and graph capture, where a `predicate`, or a mask whose lowering
+        reads the device, is not. A mask that lowers to a band is returned as it is.
 
         Raises:
             MaskError: the mask does not fit these sizes.
@@ -236,38 +264,10 @@ class Mask:
 def _operand(value: Any, operator: str) -> Mask:
     if not isinstance(value, Mask):
         hint = " (masks.dense(t) takes a boolean tensor)" if isinstance(value, Tensor) else ""
-        raise ArgumentTypeError(f"mask: expected masks on both sides of {operator}, got {type(value).__name__}{hint}")
+        raise ArgumentTypeError(
+            f"mask: expected masks on both sides of {operator}, got {type(value).__name__}{hint}"
+        )
     return value
-
-
-def write_value(value: Any, prefix: str, held: list[Any] | None) -> str:
-    """One argument as source text."""
-    if isinstance(value, Mask):
-        return value._write(prefix, held)
-    if value is None or isinstance(value, (bool, int, float, str, tuple, torch.SymInt)):
-        return f"{value!r}"
-    if held is None:
-        return f"<{value.dtype} {list(value.shape)}>" if isinstance(value, Tensor) else f"<{getattr(value, '__qualname__', value)}>"
-    held.append(value)
-    return f"t{len(held) - 1}"
-
-
-def check_device(argument: str, tensor: Tensor, device: torch.device | str) -> None:
-    """Raise `MaskError` unless `tensor` lies on `device` (a device without an index means any of its kind)."""
-    wanted = torch.device(device) if isinstance(device, str) else device
-    same_index = wanted.index is None or tensor.device.index is None or wanted.index == tensor.device.index
-    if tensor.device.type != wanted.type or not same_index:
-        raise MaskError(f"{argument}: expected a tensor on {wanted}, got one on {tensor.device} (mask.to(device) moves it)")
-
-
-def _join(left: Mask, right: Mask, operator: str, loose: tuple[type[Mask], ...], prefix: str, held: list[Any] | None) -> str:
-    """`left operator right`. The operators group to the left, so an equal one on the right side needs brackets too."""
-    first, second = left._write(prefix, held), right._write(prefix, held)
-    if isinstance(left, loose) and not (operator == "&" and isinstance(left, And)) and not (operator == "|" and isinstance(left, Or)):
-        first = f"({first})"
-    if isinstance(right, loose):
-        second = f"({second})"
-    return f"{first} {operator} {second}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -281,28 +281,32 @@ class And(Mask):
         return self.left, self.right
 
     def _write(self, prefix: str, held: list[Any] | None) -> str:
-        return _join(self.left, self.right, "&", (And, Or), prefix, held)
+        left, right = self.left._write(prefix, held), self.right._write(prefix, held)
+        left = f"({left})" if isinstance(self.left, Or) else left
+        right = f"({right})" if isinstance(self.right, (And, Or)) else right
+        return f"{left} & {right}"
 
-    def visible(self, b, h, i, j, q_length, k_length):
-        return self.left.visible(b, h, i, j, q_length, k_length) & self.right.visible(b, h, i, j, q_length, k_length)
+    def visible(self, p: Points) -> Tensor:
+        return self.left.visible(p) & self.right.visible(p)
 
-    def band(self, Lq, Lk):
+    def band(self, Lq: int, Lk: int) -> Band | None:
         left, right = self.left.band(Lq, Lk), self.right.band(Lq, Lk)
         for band in (left, right):
             if band is not None and band.is_empty:
                 return band
         return None if left is None or right is None else left.intersection(right)
 
-    def row_spans(self, lines):
+    def row_spans(self, lines: Lines) -> Spans | None:
         return intervals.intersection(self.left.row_spans(lines), self.right.row_spans(lines), lines.k_length)
 
-    def col_spans(self, lines):
+    def col_spans(self, lines: Lines) -> Spans | None:
         return intervals.intersection(self.left.col_spans(lines), self.right.col_spans(lines), lines.q_length)
 
-    def tiles(self, boxes):
+    def tiles(self, boxes: Boxes) -> Tensor:
         return torch.minimum(self.left.tiles(boxes), self.right.tiles(boxes))
 
-    def states(self, *call):
+    def states(self, B: int, H: int, Lq: int, Lk: int, size: int, device: torch.device) -> Tensor:
+        call = (B, H, Lq, Lk, size, device)
         return torch.minimum(self.left.states(*call), self.right.states(*call))
 
 
@@ -317,28 +321,31 @@ class Or(Mask):
         return self.left, self.right
 
     def _write(self, prefix: str, held: list[Any] | None) -> str:
-        return _join(self.left, self.right, "|", (Or,), prefix, held)
+        left, right = self.left._write(prefix, held), self.right._write(prefix, held)
+        right = f"({right})" if isinstance(self.right, Or) else right
+        return f"{left} | {right}"
 
-    def visible(self, b, h, i, j, q_length, k_length):
-        return self.left.visible(b, h, i, j, q_length, k_length) | self.right.visible(b, h, i, j, q_length, k_length)
+    def visible(self, p: Points) -> Tensor:
+        return self.left.visible(p) | self.right.visible(p)
 
-    def band(self, Lq, Lk):
+    def band(self, Lq: int, Lk: int) -> Band | None:
         left, right = self.left.band(Lq, Lk), self.right.band(Lq, Lk)
         for band in (left, right):
             if band is not None and band.is_full:
                 return band
         return None if left is None or right is None else left.union(right)
 
-    def row_spans(self, lines):
+    def row_spans(self, lines: Lines) -> Spans | None:
         return intervals.union(self.left.row_spans(lines), self.right.row_spans(lines), lines.k_length)
 
-    def col_spans(self, lines):
+    def col_spans(self, lines: Lines) -> Spans | None:
         return intervals.union(self.left.col_spans(lines), self.right.col_spans(lines), lines.q_length)
 
-    def tiles(self, boxes):
+    def tiles(self, boxes: Boxes) -> Tensor:
         return torch.maximum(self.left.tiles(boxes), self.right.tiles(boxes))
 
-    def states(self, *call):
+    def states(self, B: int, H: int, Lq: int, Lk: int, size: int, device: torch.device) -> Tensor:
+        call = (B, H, Lq, Lk, size, device)
         return torch.maximum(self.left.states(*call), self.right.states(*call))
 
 
@@ -355,21 +362,21 @@ class Not(Mask):
         text = self.mask._write(prefix, held)
         return f"~({text})" if isinstance(self.mask, (And, Or)) else f"~{text}"
 
-    def visible(self, b, h, i, j, q_length, k_length):
-        return ~self.mask.visible(b, h, i, j, q_length, k_length)
+    def visible(self, p: Points) -> Tensor:
+        return ~self.mask.visible(p)
 
-    def band(self, Lq, Lk):
+    def band(self, Lq: int, Lk: int) -> Band | None:
         inner = self.mask.band(Lq, Lk)
         return None if inner is None else inner.complement()
 
-    def row_spans(self, lines):
+    def row_spans(self, lines: Lines) -> Spans | None:
         return intervals.complement(self.mask.row_spans(lines), lines.k_length)
 
-    def col_spans(self, lines):
+    def col_spans(self, lines: Lines) -> Spans | None:
         return intervals.complement(self.mask.col_spans(lines), lines.q_length)
 
-    def tiles(self, boxes):
+    def tiles(self, boxes: Boxes) -> Tensor:
         return 2 - self.mask.tiles(boxes)
 
-    def states(self, *call):
-        return 2 - self.mask.states(*call)
+    def states(self, B: int, H: int, Lq: int, Lk: int, size: int, device: torch.device) -> Tensor:
+        return 2 - self.mask.states(B, H, Lq, Lk, size, device)

@@ -1,7 +1,8 @@
 """Bits: one state per granule of 64 x 64, and the bits of the granules that are mixed.
 
-Binary block masking (Sharma & Geiping 2024, "Efficiently Dispatching Flash Attention For Partially Filled Attention Masks") with the
-elements of mixed blocks kept as bits, so that memory is O(granules + mixed granules).
+Binary block masking (Sharma & Geiping 2024, "Efficiently Dispatching Flash Attention For Partially Filled
+Attention Masks") with the elements of mixed blocks kept as bits, so that memory is O(granules + mixed
+granules).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from .context import states
+
 GRANULE = 64
 # Multiplied with eight bytes that are 0 or 1, this gathers byte k into bit k of the top byte.
 _GATHER = 0x0102040810204080
@@ -19,10 +22,12 @@ _GATHER = 0x0102040810204080
 
 @dataclass(frozen=True, eq=False)
 class Bits:
-    """Granule `(x, y)` covers rows `64 x .. 64 x + 63` and keys `64 y .. 64 y + 63`; positions outside the matrix are not visible.
+    """Granule `(x, y)` covers rows `64 x .. 64 x + 63` and keys `64 y .. 64 y + 63`; positions outside the
+    matrix are not visible.
 
     Attributes:
-        states: int8 `[Bm, Hm, nq, nk]`: 0 empty, 1 mixed, 2 full. Only a granule that lies whole inside the matrix can be full.
+        states: int8 `[Bm, Hm, nq, nk]`: 0 empty, 1 mixed, 2 full. Only a granule that lies whole inside the
+            matrix can be full.
         index: int32 `[Bm, Hm, nq, nk]`: the granule's place in `words`; -1 unless it is mixed.
         words: int64 `[M, 64]`: bit c of word r = row r of the granule sees its key c.
     """
@@ -36,7 +41,9 @@ class Bits:
     def tensors(self) -> tuple[Tensor, ...]:
         return self.states, self.index, self.words
 
-    def tile(self, q0: int, q1: int, k0: int, k1: int, Lq: int, Lk: int, device: torch.device | str) -> Tensor:
+    def tile(
+        self, q0: int, q1: int, k0: int, k1: int, Lq: int, Lk: int, device: torch.device | str
+    ) -> Tensor:
         """Exact visibility, bool `[Bm, Hm, q1 - q0, k1 - k0]`."""
         x0, x1, y0, y1 = q0 // GRANULE, -(-q1 // GRANULE), k0 // GRANULE, -(-k1 // GRANULE)
         state = self.states[:, :, x0:x1, y0:y1]
@@ -54,7 +61,8 @@ class Bits:
     def tile_states(self, Lq: int, Lk: int, bq: int, bk: int, device: torch.device | str) -> Tensor:
         """int8 `[Bm, Hm, ceil(Lq / bq), ceil(Lk / bk)]`: 0 empty, 1 partial, 2 full.
 
-        0 and 2 are never wrong, and exact for tiles whose sides are multiples of 64. Smaller tiles inherit the states of their granules.
+        0 and 2 are never wrong, and exact for tiles whose sides are multiples of 64. Smaller tiles inherit
+        the states of their granules.
         """
         key = (Lq, Lk, bq, bk)
         found = self._cache.get(key)
@@ -64,10 +72,11 @@ class Bits:
 
     def _tile_states(self, Lq: int, Lk: int, bq: int, bk: int) -> Tensor:
         whole = self._full_inside(Lq, Lk)
-        some = _counts(self.states > 0, Lq, Lk, bq, bk)
-        every = _counts(whole, Lq, Lk, bq, bk)
-        size = _counts(torch.ones_like(whole[:1, :1]), Lq, Lk, bq, bk)
-        return 1 + (every == size).to(torch.int8) - (some == 0).to(torch.int8)
+        x0, x1, y0, y1 = (*_granules(Lq, bq, whole.device), *_granules(Lk, bk, whole.device))
+        some = _counts(self.states > 0, x0, x1, y0, y1)
+        every = _counts(whole, x0, x1, y0, y1)
+        size = (x1 - x0).unsqueeze(-1) * (y1 - y0)
+        return states(some == 0, every == size)
 
     def _full_inside(self, Lq: int, Lk: int) -> Tensor:
         """bool like `states`: everything of the granule that lies inside the matrix is visible."""
@@ -128,11 +137,16 @@ def _low(width: int) -> int:
     return -1 if width == GRANULE else (1 << width) - 1
 
 
-def _counts(flags: Tensor, Lq: int, Lk: int, bq: int, bk: int) -> Tensor:
-    """int32 `[Bm, Hm, ceil(Lq / bq), ceil(Lk / bk)]`: how many flagged granules each tile touches, by a summed-area table."""
-    summed = torch.nn.functional.pad(flags.to(torch.int32).cumsum(-1).cumsum(-2).to(torch.int32), (1, 0, 1, 0))
-    q0, k0 = (torch.arange(0, length, block, device=flags.device) for length, block in ((Lq, bq), (Lk, bk)))
-    q1, k1 = (q0 + bq).clamp(max=Lq), (k0 + bk).clamp(max=Lk)
-    (x0, x1), (y0, y1) = ((a // GRANULE, (b + GRANULE - 1) // GRANULE) for a, b in ((q0, q1), (k0, k1)))
+def _granules(length: int, block: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The first granule that each tile touches along one side, and the one behind its last."""
+    start = torch.arange(0, length, block, dtype=torch.int32, device=device)
+    end = (start + block).clamp(max=length)
+    return start // GRANULE, (end + GRANULE - 1) // GRANULE
+
+
+def _counts(flags: Tensor, x0: Tensor, x1: Tensor, y0: Tensor, y1: Tensor) -> Tensor:
+    """int32 `[Bm, Hm, tiles, tiles]`: how many flagged granules each tile touches, by a summed-area table."""
+    summed = flags.cumsum(-1, dtype=torch.int32).cumsum(-2, dtype=torch.int32)
+    summed = torch.nn.functional.pad(summed, (1, 0, 1, 0))
     across = summed[..., y1] - summed[..., y0]
     return across[..., x1, :] - across[..., x0, :]

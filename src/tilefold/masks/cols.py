@@ -1,4 +1,6 @@
-"""Cols: one or two hidden query intervals per key (FlashMask: Wang et al. 2024, arXiv:2410.01359; the transpose of `Rows`)."""
+"""Cols: one or two hidden query intervals per key (FlashMask: Wang et al. 2024, arXiv:2410.01359; the
+transpose of `Rows`).
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ from .rows import bounds_per_tile, compared, inside
 
 @dataclass(frozen=True, eq=False)
 class Cols:
-    """`bounds`: int32 `[Bm, Hm, Lk, 2 * n]`, n in {1, 2}: (s1, e1, s2, e2), half-open HIDDEN query intervals of each key.
+    """`bounds`: int32 `[Bm, Hm, Lk, 2 * n]`, n in {1, 2}: (s1, e1, s2, e2), half-open HIDDEN query intervals
+    of each key.
 
-    Sorted, disjoint, not touching, inside `[0, Lq]`; an unused interval is (0, 0). `Bm` is 1 or B, `Hm` is 1 or Hq.
+    Sorted, disjoint, not touching, inside `[0, Lq]`; an unused interval is (0, 0). `Bm` is 1 or B, `Hm` is 1
+    or Hq.
     """
 
     bounds: Tensor
@@ -31,7 +35,9 @@ class Cols:
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.bounds,)
 
-    def tile(self, q0: int, q1: int, k0: int, k1: int, Lq: int, Lk: int, device: torch.device | str) -> Tensor:
+    def tile(
+        self, q0: int, q1: int, k0: int, k1: int, Lq: int, Lk: int, device: torch.device | str
+    ) -> Tensor:
         """Exact visibility, bool `[Bm, Hm, q1 - q0, k1 - k0]`."""
         rows = torch.arange(q0, q1, dtype=torch.int32, device=self.bounds.device)
         return inside(self.bounds[:, :, k0:k1], rows).logical_not_().transpose(-1, -2)
@@ -46,8 +52,9 @@ class Cols:
     def tile_states(self, Lq: int, Lk: int, bq: int, bk: int, device: torch.device | str) -> Tensor:
         """int8 `[Bm, Hm, ceil(Lq / bq), ceil(Lk / bk)]`: 0 empty, 1 partial, 2 full.
 
-        0 and 2 are never wrong. A tile may be called partial although it is full or empty, where single minima and maxima cannot tell:
-        it is hidden by the union of both intervals, or its keys' n-th intervals lie on both sides of it.
+        0 and 2 are never wrong. A tile may be called partial although it is full or empty, where single
+        minima and maxima cannot tell: it is hidden by the union of both intervals, or its keys' n-th
+        intervals lie on both sides of it.
         """
         misses, covers = compared(self.tile_bounds(bk), Lq, bq)
         return states(covers, misses).transpose(-1, -2)

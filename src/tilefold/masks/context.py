@@ -1,18 +1,35 @@
-"""Where a mask is evaluated: lines (rows or columns of the matrix) and boxes (tiles of it), in tensors.
+"""Where a mask is evaluated: points, lines (rows or columns) and boxes (tiles) of the matrix, in tensors.
 
-Both carry the lengths of the coordinate system they live in, which are ints for the call itself and tensors inside `documents`, where
-every query and key has its own lengths. So every mask composes with every other one.
+All carry the lengths of the coordinate system they live in, which are ints for the call itself and tensors
+inside `documents`, where every query and key has its own lengths. So every mask composes with every other
+one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Union
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-Length = Union[int, Tensor]
+Length = int | Tensor
+
+
+@dataclass(frozen=True)
+class Points:
+    """Single elements of the matrix; all tensors broadcast together.
+
+    Attributes:
+        b, h, i, j: int64 indices of batch element, query head, query and key.
+        q_length, k_length: lengths of the coordinate system, ints or tensors that broadcast with the indices.
+    """
+
+    b: Tensor
+    h: Tensor
+    i: Tensor
+    j: Tensor
+    q_length: Length
+    k_length: Length
 
 
 @dataclass(frozen=True)
@@ -55,7 +72,9 @@ class Boxes:
 
 
 def indices(B: int, H: int, dims: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Index tensors of batch elements and query heads with `dims` dimensions in all, the two leading ones being theirs."""
+    """Index tensors of batch elements and query heads with `dims` dimensions in all, the two leading ones
+    being theirs.
+    """
     tail = (1,) * (dims - 2)
     b = torch.arange(B, device=device).view(B, 1, *tail)
     return b, torch.arange(H, device=device).view(1, H, *tail)
@@ -81,11 +100,20 @@ def grid(B: int, H: int, Lq: int, Lk: int, size: int, device: torch.device) -> B
     return Boxes(b, h, q0, (q0 + size).clamp(max=Lq), k0, (k0 + size).clamp(max=Lk), Lq, Lk, size)
 
 
+def stripes(boxes: Boxes, most: int = 2**18) -> list[Boxes]:
+    """A grid as stripes of rows of about `most` tiles each, at least one."""
+    rows = max(1, most // max(1, boxes.b.numel() * boxes.h.numel() * boxes.k0.numel()))
+    parts = zip(boxes.q0.split(rows, dim=2), boxes.q1.split(rows, dim=2), strict=True)
+    return [replace(boxes, q0=q0, q1=q1) for q0, q1 in parts]
+
+
 def position(i: Tensor, q_length: Length, k_length: Length) -> Tensor:
     """The key position at which query `i` stands: the bottom-right alignment that all masks share."""
     return i + (k_length - q_length)
 
 
 def states(empty: Tensor, full: Tensor) -> Tensor:
-    """int8: 0 where `empty`, 2 where `full`, else 1. Where both claims hold the box has no element, and 1 is safe."""
+    """int8: 0 where `empty`, 2 where `full`, else 1. Where both claims hold the box has no element, and 1 is
+    safe.
+    """
     return 1 + full.to(torch.int8) - empty.to(torch.int8)

@@ -1,12 +1,15 @@
-"""Sets of positions as a few intervals per line, in tensors: union, intersection, complement, without a device read.
+"""Sets of positions as a few intervals per line, in tensors: union, intersection, complement, without a
+device read.
 
-A `Spans` holds `n` half-open intervals for every line. The canonical form is clipped to `[0, length]`, sorted, disjoint, merged where
-intervals touch; what is left over stands at the end as `[length, length)`. `n` is a static bound: how many intervals a line really has
-depends on the tensors, and asking for it (`width`) reads the device.
+A `Spans` holds `n` half-open intervals for every line. The canonical form is clipped to `[0, length]`,
+sorted, disjoint, merged where intervals touch; what is left over stands at the end as `[length, length)`. `n`
+is a static bound: how many intervals a line really has depends on the tensors, and asking for it (`width`)
+reads the device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +23,7 @@ MAX_WIDTH = 32
 
 @dataclass(frozen=True)
 class Spans:
-    """`start`, `end`: int64 `[n, Bm, Hm, N]`, half-open."""
+    """`start`, `end`: int64 `[n, Bm, Hm, N]`, half-open; both of one shape."""
 
     start: Tensor
     end: Tensor
@@ -36,9 +39,17 @@ def spans(*pairs: tuple[Length, Length], like: Tensor) -> Spans:
         nothing = like.new_zeros((0, 1, 1, 1))
         return Spans(nothing, nothing)
     bounds = [_tensor(bound, like) for pair in pairs for bound in pair]
-    shape = torch.broadcast_shapes((1, 1, 1), *(bound.shape for bound in bounds))
+    shape = _broadcast((1, 1, 1), *(bound.shape for bound in bounds))
     bounds = [bound.expand(shape) for bound in bounds]
     return Spans(torch.stack(bounds[0::2]), torch.stack(bounds[1::2]))
+
+
+def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """`torch.broadcast_shapes` of at most three dimensions, without the third of a second that its first call
+    takes to import.
+    """
+    padded = [(1,) * (3 - len(shape)) + tuple(shape) for shape in shapes]
+    return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True))
 
 
 def _tensor(bound: Length, like: Tensor) -> Tensor:
@@ -76,12 +87,15 @@ def _sorted(x: Tensor) -> Tensor:
     lines = list(x.unbind(0))
     for last in range(n - 1, 0, -1):
         for at in range(last):
-            lines[at], lines[at + 1] = torch.minimum(lines[at], lines[at + 1]), torch.maximum(lines[at], lines[at + 1])
+            lines[at], lines[at + 1] = (
+                torch.minimum(lines[at], lines[at + 1]),
+                torch.maximum(lines[at], lines[at + 1]),
+            )
     return torch.stack(lines)
 
 
 def _aligned(a: Spans, b: Spans) -> tuple[Spans, Spans]:
-    shape = torch.broadcast_shapes(a.start.shape[1:], b.start.shape[1:])
+    shape = _broadcast(a.start.shape[1:], b.start.shape[1:])
     first, second = (Spans(x.start.expand(-1, *shape), x.end.expand(-1, *shape)) for x in (a, b))
     return first, second
 
@@ -118,7 +132,7 @@ def complement(x: Spans | None, length: Length) -> Spans | None:
     x = canonical(x, length)
     shape = x.start.shape[1:]
     if isinstance(length, Tensor):
-        shape = torch.broadcast_shapes(shape, length.shape)
+        shape = _broadcast(shape, length.shape)
         last = length.expand(shape)[None]
     else:
         last = x.start.new_full((1, *shape), length)
@@ -139,8 +153,10 @@ def narrowed(x: Spans, count: int) -> Spans:
 
 
 def table(x: Spans, count: int, lines: int) -> Tensor:
-    """int32 `[Bm, Hm, lines, 2 * count]`: (s1, e1, s2, e2) of a canonical `x`, unused and empty intervals as (0, 0)."""
-    shape = torch.broadcast_shapes(x.start.shape[1:], (1, 1, lines))
+    """int32 `[Bm, Hm, lines, 2 * count]`: (s1, e1, s2, e2) of a canonical `x`, unused and empty intervals as
+    (0, 0).
+    """
+    shape = _broadcast(x.start.shape[1:], (1, 1, lines))
     bounds = x.start.new_zeros((*shape, 2 * count), dtype=torch.int32)
     for at in range(min(count, x.count)):
         lives = x.end[at] > x.start[at]

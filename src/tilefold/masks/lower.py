@@ -1,7 +1,8 @@
 """Lowering: the first form of Band, Rows, Cols, Bits that holds a mask exactly.
 
-Band needs no tensor. Rows and Cols come from interval algebra on tensors. Bits classifies granules of 64 x 64 first, and evaluates
-only those that are not known to be empty or full. Lowered forms are kept, by the tensors' identity and version.
+Band needs no tensor. Rows and Cols come from interval algebra on tensors. Bits classifies granules of 64 x 64
+first, and evaluates only those that are not known to be empty or full. Lowered forms are kept, by the
+tensors' identity and version.
 """
 
 from __future__ import annotations
@@ -10,24 +11,25 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentTypeError, MaskError
+from tilefold.errors import ArgumentTypeError, MaskError
+
 from . import intervals
 from .band import Band
 from .base import Mask
 from .bits import GRANULE, Bits, packed
 from .cols import Cols
-from .context import indices, key_lines, query_lines
+from .context import Points, indices, key_lines, query_lines
 from .intervals import Spans
 from .library.built import Built
 from .rows import Rows
 from .spec import parse
 
-Form = Union[Band, Rows, Cols, Bits]
+Form = Band | Rows | Cols | Bits
 
 # Granules evaluated in one go: on a CPU few enough to stay in cache, on a GPU enough to fill it.
 _CPU_CHUNK = 128
@@ -35,7 +37,9 @@ _GPU_CHUNK = 4096
 
 
 class _Cache:
-    """The most recently used forms. An entry dies with its tensors, and counts only for tensors that did not change since."""
+    """The most recently used forms. An entry dies with its tensors, and counts only for tensors that did not
+    change since.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -65,6 +69,9 @@ class _Cache:
             while len(self._found) > self._size:
                 self._found.popitem(last=False)
 
+    def __len__(self) -> int:
+        return len(self._found)
+
     def clear(self) -> None:
         with self._lock:
             self._found.clear()
@@ -93,13 +100,15 @@ def lower(
         validate: also check values of tensors that do not lie on the CPU, which reads the device.
 
     Raises:
-        MaskError: the mask does not fit the call; or its lowering would read the device while a CUDA graph is being captured.
+        MaskError: the mask does not fit the call; or its lowering would read the device while a CUDA graph is
+            being captured.
     """
     where = torch.device(device) if isinstance(device, str) else device
+    holders: tuple[Any, ...]
     if isinstance(mask, str):
         spelling, holders = mask, tuple(tensors)
     elif isinstance(mask, Mask):
-        spelling, holders = ("", (mask, *mask._tensors())) if mask.needs_build else mask.spec()
+        spelling, holders = _unspelled(mask) if mask.needs_build else mask.spec()
     else:
         raise ArgumentTypeError(f"mask: expected a mask or its spelling, got {type(mask).__name__}")
     key = _key(spelling, holders, B, Hq, Lq, Lk, where, validate)
@@ -107,20 +116,29 @@ def lower(
         found = cache.get(key, holders)
         if found is not None:
             return found
-    form = _lowered(parse(mask, holders) if isinstance(mask, str) else mask, B, Hq, Lq, Lk, where, validate)
+    whole = parse(mask, tensors) if isinstance(mask, str) else mask
+    form = _lowered(whole, B, Hq, Lq, Lk, where, validate)
     if key is not None:
         cache.put(key, holders, form)
     return form
 
 
+def _unspelled(mask: Mask) -> tuple[str, tuple[Any, ...]]:
+    """As `Mask.spec`, with the functions of predicates among the tensors: it identifies the mask, no more."""
+    held: list[Any] = []
+    return mask._write("", held), tuple(held)
+
+
 def _key(spelling: str, holders: tuple[Any, ...], *call: Any) -> tuple[Any, ...] | None:
-    """Equal for equal calls; None where a tensor does not say when it changes."""
+    """Equal for equal calls; None where a tensor does not say when it changes, or a function when it dies."""
     marks = []
     for holder in holders:
         if isinstance(holder, Tensor):
             if holder.is_inference():
                 return None
             marks.append((id(holder), holder._version))
+        elif type(holder).__weakrefoffset__ == 0:
+            return None
         else:
             marks.append((id(holder), 0))
     return (spelling, *call, *marks)
@@ -141,15 +159,16 @@ def _lowered(mask: Mask, B: int, Hq: int, Lq: int, Lk: int, device: torch.device
     rows = _narrowed(mask.row_spans(query_lines(B, Hq, Lq, Lk, device)), Lk, device)
     if rows is not None:
         return Rows(intervals.table(rows, max(1, rows.count), Lq))
-    visible = mask.col_spans(key_lines(B, Hq, Lq, Lk, device))
-    hidden = None if visible is None else _narrowed(intervals.complement(visible, Lq), Lq, device)
+    hidden = _narrowed(mask.hidden_spans(key_lines(B, Hq, Lq, Lk, device)), Lq, device)
     if hidden is not None:
         return Cols(intervals.table(hidden, max(1, hidden.count), Lk))
     return _bits(mask, B, Hq, Lq, Lk, device)
 
 
 def _narrowed(found: Spans | None, length: int, device: torch.device) -> Spans | None:
-    """`found` in at most two intervals per line, or None. Reads the device only where a static bound does not do."""
+    """`found` in at most two intervals per line, or None. Reads the device only where a static bound does not
+    do.
+    """
     if found is None:
         return None
     found = intervals.canonical(found, length)
@@ -163,8 +182,8 @@ def _narrowed(found: Spans | None, length: int, device: torch.device) -> Spans |
 def _refuse_capture(device: torch.device) -> None:
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise MaskError(
-            "mask: expected one whose lowering does not read the device while a CUDA graph is captured, got one that does "
-            "(call mask.build(B, Hq, Lq, Lk, device) before the capture)"
+            "mask: expected one whose lowering does not read the device while a CUDA graph is captured, "
+            "got one that does (call mask.build(B, Hq, Lq, Lk, device) before the capture)"
         )
 
 
@@ -199,10 +218,12 @@ def _bits(mask: Mask, B: int, Hq: int, Lq: int, Lk: int, device: torch.device) -
 
 
 def _shared(mask: Mask, B: int, Hq: int, Lq: int, Lk: int, device: torch.device) -> tuple[int, int]:
-    """Over how many batch elements and heads the mask differs, read off the shape of its answer for a single position."""
+    """Over how many batch elements and heads the mask differs, read off the shape of its answer for a single
+    position.
+    """
     b, h = indices(B, Hq, 4, device)
     one = torch.zeros((1, 1, 1, 1), dtype=torch.int64, device=device)
-    shape = (1, 1, 1, 1, *mask.visible(b, h, one, one, Lq, Lk).shape)[-4:]
+    shape = (1, 1, 1, 1, *mask.visible(Points(b, h, one, one, Lq, Lk)).shape)[-4:]
     return shape[0], shape[1]
 
 
@@ -211,7 +232,7 @@ def _evaluated(mask: Mask, at: Tensor, Lq: int, Lk: int) -> Tensor:
     b, h, x, y = at.view(-1, 4, 1, 1).unbind(1)
     inner = torch.arange(GRANULE, device=at.device)
     i, j = x * GRANULE + inner.view(1, GRANULE, 1), y * GRANULE + inner.view(1, 1, GRANULE)
-    seen = mask.visible(b, h, i.clamp(max=Lq - 1), j.clamp(max=Lk - 1), Lq, Lk)
+    seen = mask.visible(Points(b, h, i.clamp(max=Lq - 1), j.clamp(max=Lk - 1), Lq, Lk))
     return (seen & (i < Lq) & (j < Lk)).expand(-1, GRANULE, GRANULE)
 
 

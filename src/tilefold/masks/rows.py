@@ -15,9 +15,11 @@ NEVER = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """`bounds`: int32 `[Bm, Hm, Lq, 2 * n]`, n in {1, 2}: (s1, e1, s2, e2), half-open VISIBLE key intervals of each row.
+    """`bounds`: int32 `[Bm, Hm, Lq, 2 * n]`, n in {1, 2}: (s1, e1, s2, e2), half-open VISIBLE key intervals
+    of each row.
 
-    Sorted, disjoint, not touching, inside `[0, Lk]`; an unused interval is (0, 0). `Bm` is 1 or B, `Hm` is 1 or Hq.
+    Sorted, disjoint, not touching, inside `[0, Lk]`; an unused interval is (0, 0). `Bm` is 1 or B, `Hm` is 1
+    or Hq.
     """
 
     bounds: Tensor
@@ -32,7 +34,9 @@ class Rows:
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.bounds,)
 
-    def tile(self, q0: int, q1: int, k0: int, k1: int, Lq: int, Lk: int, device: torch.device | str) -> Tensor:
+    def tile(
+        self, q0: int, q1: int, k0: int, k1: int, Lq: int, Lk: int, device: torch.device | str
+    ) -> Tensor:
         """Exact visibility, bool `[Bm, Hm, q1 - q0, k1 - k0]`."""
         keys = torch.arange(k0, k1, dtype=torch.int32, device=self.bounds.device)
         return inside(self.bounds[:, :, q0:q1], keys)
@@ -47,8 +51,9 @@ class Rows:
     def tile_states(self, Lq: int, Lk: int, bq: int, bk: int, device: torch.device | str) -> Tensor:
         """int8 `[Bm, Hm, ceil(Lq / bq), ceil(Lk / bk)]`: 0 empty, 1 partial, 2 full.
 
-        0 and 2 are never wrong. A tile may be called partial although it is empty (its rows' n-th intervals lie on both sides of it) or
-        full (some rows cover it with their first interval and others with their second): only minima and maxima are compared.
+        0 and 2 are never wrong. A tile may be called partial although it is empty (its rows' n-th intervals
+        lie on both sides of it) or full (some rows cover it with their first interval and others with their
+        second): only minima and maxima are compared.
         """
         misses, covers = compared(self.tile_bounds(bq), Lk, bk)
         return states(misses, covers)
@@ -59,7 +64,9 @@ class Rows:
 
 
 def inside(bounds: Tensor, at: Tensor) -> Tensor:
-    """bool `[Bm, Hm, N, len(at)]`: does position `at` lie in an interval of `bounds` int32 `[Bm, Hm, N, 2 * n]`?"""
+    """bool `[Bm, Hm, N, len(at)]`: does position `at` lie in an interval of `bounds` int32 `[Bm, Hm, N, 2 *
+    n]`?
+    """
     hit = None
     for first in range(0, bounds.shape[-1], 2):
         start, end = bounds[..., first, None], bounds[..., first + 1, None]
@@ -70,9 +77,11 @@ def inside(bounds: Tensor, at: Tensor) -> Tensor:
 
 
 def bounds_per_tile(bounds: Tensor, block: int) -> Tensor:
-    """int32 `[Bm, Hm, tiles, 4 * n]` of int32 `[Bm, Hm, N, 2 * n]`: least start, greatest start, least end, greatest end per interval.
+    """int32 `[Bm, Hm, tiles, 4 * n]` of int32 `[Bm, Hm, N, 2 * n]`: least start, greatest start, least end,
+    greatest end per interval.
 
-    The least start passes over empty intervals (`NEVER` if all are empty), so that they do not widen what the tile may touch.
+    The least start passes over empty intervals (`NEVER` if all are empty), so that they do not widen what the
+    tile may touch.
     """
     lines = bounds.shape[2]
     spare = -lines % block
@@ -80,15 +89,26 @@ def bounds_per_tile(bounds: Tensor, block: int) -> Tensor:
     for first in range(0, bounds.shape[-1], 2):
         start, end = bounds[..., first], bounds[..., first + 1]
         lives = torch.where(start < end, start, NEVER)
-        for values, fill, least in ((lives, NEVER, True), (start, 0, False), (end, NEVER, True), (end, 0, False)):
+        for values, fill, least in (
+            (lives, NEVER, True),
+            (start, 0, False),
+            (end, NEVER, True),
+            (end, 0, False),
+        ):
             padded = torch.nn.functional.pad(values, (0, spare), value=fill) if spare else values
-            split = padded.unflatten(-1, (-1, block)) if lines else padded.new_zeros((*padded.shape[:2], 0, block))
+            split = (
+                padded.unflatten(-1, (-1, block))
+                if lines
+                else padded.new_zeros((*padded.shape[:2], 0, block))
+            )
             columns.append(split.amin(-1) if least else split.amax(-1))
     return torch.stack(columns, dim=-1)
 
 
 def compared(tile_bounds: Tensor, length: int, block: int) -> tuple[Tensor, Tensor]:
-    """(all intervals of all lines miss, one interval of all lines covers), bool `[Bm, Hm, tiles, ceil(length / block)]`, both sound."""
+    """(all intervals of all lines miss, one interval of all lines covers), bool `[Bm, Hm, tiles, ceil(length
+    / block)]`, both sound.
+    """
     at = torch.arange(0, length, block, dtype=torch.int32, device=tile_bounds.device)
     to = (at + block).clamp(max=length)
     misses = covers = None
@@ -98,5 +118,6 @@ def compared(tile_bounds: Tensor, length: int, block: int) -> tuple[Tensor, Tens
         over = (most_start <= at).logical_and_(least_end >= to)
         misses = away if misses is None else misses.logical_and_(away)
         covers = over if covers is None else covers.logical_or_(over)
-    assert misses is not None and covers is not None
+    assert misses is not None
+    assert covers is not None
     return misses, covers

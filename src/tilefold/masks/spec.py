@@ -15,12 +15,15 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import MaskError
+from tilefold.errors import MaskError
+
 from . import library
 from .base import And, Mask, Not, Or
 from .library.built import built
 
-_CONSTRUCTORS = {name: getattr(library, name) for name in library.__all__ if name != "predicate"} | {"built": built}
+_CONSTRUCTORS = {name: getattr(library, name) for name in library.__all__ if name != "predicate"} | {
+    "built": built
+}
 
 
 def parse(spec: str, tensors: Sequence[Tensor] = ()) -> Mask:
@@ -74,7 +77,9 @@ def _value(node: ast.expr, tensors: Sequence[Tensor], spec: str) -> Any:
             named = {keyword.arg: _value(keyword.value, tensors, spec) for keyword in keywords if keyword.arg}
             if len(named) == len(keywords):
                 return _CONSTRUCTORS[name](*given, **named)
-    raise MaskError(f"spec: expected constructors of masks, plain values and & | ~, got {ast.unparse(node)!r} in {spec!r}")
+    raise MaskError(
+        f"spec: expected constructors of masks, plain values and & | ~, got {ast.unparse(node)!r} in {spec!r}"
+    )
 
 
 def _mask(node: ast.expr, tensors: Sequence[Tensor], spec: str) -> Mask:

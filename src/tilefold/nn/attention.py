@@ -8,14 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from tilefold import attention, masks
-from tilefold.nn.cache import KVCache
-from tilefold.nn.rotary import Rotary
+
+from .cache import KVCache
+from .rotary import Rotary
 
 
 class Attend(Protocol):
-    """What computes the attention inside a module: `tilefold.attention`, or anything that is called like it."""
+    """What computes the attention inside a module: `tilefold.attention`, or what is called like it."""
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, mask: masks.Mask | None, dropout_p: float) -> Tensor: ...
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: masks.Mask | None, dropout_p: float
+    ) -> Tensor: ...
 
 
 class Attention(nn.Module):
@@ -24,14 +27,17 @@ class Attention(nn.Module):
     Args:
         dim: channels of input and output.
         heads: query heads.
-        kv_heads: key/value heads, a divisor of `heads`; query head `h` reads key/value head `h // (heads // kv_heads)`.
+        kv_heads: key/value heads, a divisor of `heads`; query head `h` reads key/value head `h // (heads //
+            kv_heads)`.
             Default: as many as query heads.
         head_dim: channels per head; default `dim // heads`.
         bias: whether the projections have one.
-        fused: one matrix `qkv` (rows: query heads, key heads, value heads) instead of three, `q`, `k` and `v`.
+        fused: one matrix `qkv` (rows: query heads, key heads, value heads) instead of three, `q`, `k` and
+            `v`.
         rotary: rotates queries and keys; None leaves them.
         dropout: probability with which attention probabilities are dropped, in training only.
-        attend: what computes the attention; to compare implementations, assign another to the attribute of the same name.
+        attend: what computes the attention; to compare implementations, assign another to the attribute of
+            the same name.
 
     Shape:
         x `[B, L, dim]` -> `[B, L, dim]`.
@@ -85,9 +91,10 @@ class Attention(nn.Module):
 
         Args:
             x: `[B, L, dim]`.
-            mask: over `L` queries and `L` keys (with a cache: `cache.length + L` keys); None shows everything.
-            positions: for the rotary embedding, integers `[L]` or `[B, L]` or `Rotary.angles` of them; by default they count
-                on from the cache.
+            mask: over `L` queries and `L` keys (with a cache: `cache.length + L` keys); None shows
+                everything.
+            positions: for the rotary embedding, integers `[L]` or `[B, L]` or `Rotary.angles` of them; by
+                default they count on from the cache.
             cache: keys and values of earlier tokens, to which those of `x` are added.
 
         Returns:
@@ -117,4 +124,6 @@ class Attention(nn.Module):
         return q, k, v
 
     def extra_repr(self) -> str:
-        return f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, dropout={self.dropout}"
+        return (
+            f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, dropout={self.dropout}"
+        )

@@ -9,8 +9,8 @@ from torch import Tensor
 class KVCache:
     """Room for `capacity` tokens, filled from the front.
 
-    Because a causal mask is aligned to the bottom right, `attention(q, *cache.append(k, v), mask=masks.causal())` is right for a
-    prompt and for a single token alike.
+    Because a causal mask is aligned to the bottom right, `attention(q, *cache.append(k, v),
+    mask=masks.causal())` is right for a prompt and for a single token alike.
 
     Args:
         batch, kv_heads, capacity, head_dim: shape of the keys and of the values.

@@ -1,4 +1,4 @@
-"""A decoder-only transformer: pre-normalised blocks of grouped-query attention and a gated MLP, tied embeddings."""
+"""A decoder-only transformer: pre-normalised blocks of grouped-query attention and a gated MLP."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tilefold import masks
-from tilefold.nn.attention import Attention
-from tilefold.nn.cache import KVCache
-from tilefold.nn.mlp import GatedMLP
-from tilefold.nn.norm import RMSNorm
-from tilefold.nn.rotary import Rotary
+
+from .attention import Attention
+from .cache import KVCache
+from .mlp import GatedMLP
+from .norm import RMSNorm
+from .rotary import Rotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A language model over tokens `0 .. vocab - 1`.
 
-    Weights start from a normal distribution of standard deviation `dim ** -0.5`, those that write to the residual stream
-    smaller by `sqrt(2 * layers)` (Radford et al. 2019, section 2.3).
+    Weights start from a normal distribution of standard deviation `dim ** -0.5`, those that write to the
+    residual stream smaller by `sqrt(2 * layers)` (Radford et al. 2019, section 2.3).
     """
 
     def __init__(self, config: GPTConfig) -> None:

@@ -11,8 +11,8 @@ class GatedMLP(nn.Module):
 
     Args:
         dim: channels of input and output.
-        hidden: channels in the middle; default 8/3 of `dim`, rounded up to a multiple of 32, which costs as much as a plain
-            layer of four times `dim`.
+        hidden: channels in the middle; default 8/3 of `dim`, rounded up to a multiple of 32, which costs as
+            much as a plain layer of four times `dim`.
         bias: whether the two projections have one.
 
     Shape:

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 class Rotary(nn.Module):
     """Turns pairs of channels of queries and keys by an angle proportional to their position.
 
-    After it, a score depends on `query position - key position` alone. Angles are computed in float32 whatever the dtype of the
-    module: at position 4,097 bfloat16 could not even hold the position.
+    After it, a score depends on `query position - key position` alone. Angles are computed in float32
+    whatever the dtype of the module: bfloat16 cannot even hold position 257.
 
     Args:
         head_dim: channels per head, even.
         base: the slowest pair turns once in about `2 * pi * base` tokens.
-        interleaved: pairs are neighbours `(0, 1), (2, 3), ...` as in the paper, instead of halves `(0, D/2), (1, D/2 + 1), ...`
-            as in most checkpoints.
+        interleaved: pairs are neighbours `(0, 1), (2, 3), ...` as in the paper, instead of halves `(0, D/2),
+            (1, D/2 + 1), ...` as in most checkpoints.
 
     Raises:
         ValueError: `head_dim` is odd or not positive.
@@ -33,10 +33,15 @@ class Rotary(nn.Module):
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines for `positions`, to be shared by all layers of a model.
 
-        Shape:
-            positions: integers, `[L]` or `[B, L]`; returns two float32 tensors `[L, D/2]` or `[B, 1, L, D/2]`.
+        Args:
+            positions: integers, `[L]` or `[B, L]`.
+
+        Returns:
+            Two float32 tensors, `[L, D/2]` or `[B, 1, L, D/2]`.
         """
-        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=positions.device) / self.head_dim
+        exponents = (
+            torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=positions.device) / self.head_dim
+        )
         turns = positions.to(torch.float32)[..., None] * self.base**-exponents
         if positions.dim() == 2:
             turns = turns[:, None]

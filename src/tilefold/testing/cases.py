@@ -129,8 +129,8 @@ def _offsets(length: int, count: int, draw: torch.Generator, slack: int = 0) -> 
 
 
 def _columns(B: int, H: int, Lq: int, Lk: int, draw: torch.Generator, bounds: int) -> Tensor:
-    """int32 `[B, H, Lk, 1, bounds]` of FlashMask, hidden query intervals in order."""
-    return torch.randint(0, Lq + 1, (B, H, Lk, 1, bounds), generator=draw).sort(-1).values.to(torch.int32)
+    """int32 `[B, H, Lk, bounds]` of FlashMask, hidden query intervals in order."""
+    return torch.randint(0, Lq + 1, (B, H, Lk, bounds), generator=draw).sort(-1).values.to(torch.int32)
 
 
 def _bernoulli(shape: tuple[int, ...], draw: torch.Generator, hidden_row: int | None = None) -> Tensor:
@@ -174,10 +174,13 @@ MASKS: Mapping[str, Build] = {
     "sinks_and_window": lambda B, H, Lq, Lk, g: masks.causal() & (masks.window(15, 0) | masks.prefix(3)),
     "global_tokens": lambda B, H, Lq, Lk, g: masks.global_tokens(2) | masks.window(8, 8),
     "columns2": lambda B, H, Lq, Lk, g: masks.columns(_columns(B, H, Lq, Lk, g, 2), causal=True),
+    "columns1": lambda B, H, Lq, Lk, g: masks.columns(_columns(1, H, Lq, Lk, g, 1), causal=True),
+    "columns_upper": lambda B, H, Lq, Lk, g: masks.columns(_columns(B, H, Lq, Lk, g, 2).flip(-1), causal=False),
     "columns4": lambda B, H, Lq, Lk, g: masks.columns(_columns(B, 1, Lq, Lk, g, 4), causal=False),
     "random_blocks": lambda B, H, Lq, Lk, g: masks.random_blocks(0.4, block=16, seed=3),
-    "bigbird": lambda B, H, Lq, Lk, g: masks.bigbird(block=16),
-    "butterfly": lambda B, H, Lq, Lk, g: masks.butterfly(block=16),
+    "bigbird": lambda B, H, Lq, Lk, g: masks.bigbird(window=1, global_blocks=1, random=2, block=8),
+    "longformer": lambda B, H, Lq, Lk, g: masks.longformer(12, 2),
+    "butterfly": lambda B, H, Lq, Lk, g: masks.butterfly(block=4),
     "block_sparse": lambda B, H, Lq, Lk, g: masks.block_sparse(_layout(H, Lq, Lk, 32, g), 32),
     "dense": lambda B, H, Lq, Lk, g: masks.dense(_bernoulli((Lq, Lk), g, hidden_row=1)),
     "dense_each": lambda B, H, Lq, Lk, g: masks.dense(_bernoulli((B, H, Lq, Lk), g, hidden_row=0)),

@@ -12,12 +12,14 @@ the call must then raise a `BackendError` with exactly those reasons.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
 from .. import errors, masks, ops
 from ..problem import Problem
 from ..scores import Scores
+from . import tolerance
 from .cases import Case, build, grid
 from .evaluate import Subject
 from .laws import LAWS, Law
@@ -72,8 +74,15 @@ def why_not(case: Case, backend: str, device: str = "cpu") -> list[str]:
     return runner.why_not(problem, masks.lower(spec, held, B, Hq, Lq, Lk, q.device))
 
 
+#: How many more draws of a case are taken where a maximum over one draw may be a matter of luck.
+DRAWS = 24
+
+
 def run(law: Law, case: Case, backend: str, device: str = "cpu") -> None:
     """Assert that `backend` obeys `law` in `case`, or that it declines the case in the words of `why_not`.
+
+    Where one draw of the case is over its error budget, `DRAWS` more are taken, and the largest error of all of them is held
+    against the largest baseline of all of them; see `tolerance`.
 
     Raises:
         AssertionError: it does not.
@@ -81,7 +90,11 @@ def run(law: Law, case: Case, backend: str, device: str = "cpu") -> None:
     subject = Subject(backend, device)
     reasons = why_not(case, backend, device)
     if not reasons:
-        law.run(case, subject)
+        verdicts = law.run(case, subject)
+        if not all(verdict.ok for verdict in verdicts):
+            more = [law.run(dataclasses.replace(case, seed=case.seed + 10_000 * n), subject) for n in range(1, DRAWS + 1)]
+            verdicts = tolerance.pool([verdicts, *more])
+        tolerance.assert_within(verdicts, f"{law.name}, {case.name}")
         return
     refusal = _refusal(case, subject)
     assert isinstance(refusal, errors.BackendError), f"declined with {reasons}, but the call gave {refusal!r}"

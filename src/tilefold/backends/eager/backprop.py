@@ -11,7 +11,19 @@ from torch import Tensor
 from .merge import all_finite, usable, widened, with_lse_channels
 from .programs import Group, Pieces, Program
 from .rects import Rect
-from .views import Span, batches, cut, gather_mask, gathered, gathered_batches, listed, own, parts, placed, rect_mask
+from .views import (
+    Span,
+    batches,
+    cut,
+    gather_mask,
+    gathered,
+    gathered_batches,
+    listed,
+    own,
+    parts,
+    placed,
+    rect_mask,
+)
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
@@ -19,7 +31,15 @@ Three = tuple[Tensor, Tensor, Tensor]
 
 
 def backward(
-    pieces: Pieces, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, dlse: Tensor | None
+    pieces: Pieces,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    dlse: Tensor | None,
 ) -> Three | None:
     """See `fused.backward`."""
     if pieces.masked and not scale > 0.0:
@@ -46,7 +66,9 @@ def backward(
     return dq, dk, dv
 
 
-def _without_empty_rows(dout: Tensor, lse: Tensor, dlse: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _without_empty_rows(
+    dout: Tensor, lse: Tensor, dlse: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Rows without any key take no part: their lse becomes a number, and whatever stands in their upstream gradients goes."""
     dead = lse == -torch.inf
     if not bool(dead.any()):
@@ -80,11 +102,22 @@ class Inputs:
     def call(self, kind: str, mask: Tensor | None) -> Three:
         """The kernel's gradients."""
         if kind == "flipped":
-            dout, q, k, v, out, lse = (x.flip(2) for x in (self.dout, self.q, self.k, self.v, self.out, self.lse))
+            dout, q, k, v, out, lse = (
+                x.flip(2) for x in (self.dout, self.q, self.k, self.v, self.out, self.lse)
+            )
             dq, dk, dv = _kernel(dout, q, k, v, out, lse, 0.0, True, scale=self.scale)
             return dq.flip(2), dk.flip(2), dv.flip(2)
         return _kernel(
-            self.dout, self.q, self.k, self.v, self.out, self.lse, 0.0, kind == "causal", attn_mask=mask, scale=self.scale
+            self.dout,
+            self.q,
+            self.k,
+            self.v,
+            self.out,
+            self.lse,
+            0.0,
+            kind == "causal",
+            attn_mask=mask,
+            scale=self.scale,
         )
 
 
@@ -118,7 +151,9 @@ def _put(target: Tensor, value: Tensor, span: Span, stored: bool) -> None:
 def _run(pieces: Pieces, inputs: Inputs) -> Three:
     programs = [g.program for g in pieces.groups]
     rows_whole = pieces.whole and all(p.grad_rows == (True, True) for p in programs)
-    keys_whole = pieces.whole and not pieces.shared_keys and all(p.grad_keys == (True, True) for p in programs)
+    keys_whole = (
+        pieces.keys_whole and not pieces.shared_keys and all(p.grad_keys == (True, True) for p in programs)
+    )
     dq = _blank(inputs.q, inputs.q.dtype, zeros=not rows_whole)
     dtype = inputs.lse.dtype if pieces.shared_keys else inputs.k.dtype
     dk, dv = (_blank(x, dtype, zeros=not keys_whole) for x in (inputs.k, inputs.v))
@@ -128,9 +163,7 @@ def _run(pieces: Pieces, inputs: Inputs) -> Three:
 
 
 def _blank(like: Tensor, dtype: torch.dtype, zeros: bool) -> Tensor:
-    """`[B, H, L, D]` in memory order B, L, H, D."""
-    B, H, L, D = like.shape
-    return (torch.zeros if zeros else torch.empty)(B, L, H, D, dtype=dtype).transpose(1, 2)
+    return (torch.zeros_like if zeros else torch.empty_like)(like, dtype=dtype)
 
 
 def _run_group(group: Group, inputs: Inputs, results: Three, shared: bool) -> None:
@@ -143,19 +176,25 @@ def _run_group(group: Group, inputs: Inputs, results: Three, shared: bool) -> No
     bytes_per_head = (Lq * sum_rows + 2 * Lk * sum_keys * Hk // Hq) * D * wide.itemsize
     for part in parts(group, bytes_per_head):
         targets = [own(x, part, queries=x is results[0]) for x in results]
-        sums = [
-            _blank(target, wide, zeros=True) if summed else target
-            for target, summed in zip(targets, (sum_rows, sum_keys, sum_keys), strict=True)
-        ]
-        into = _Sums(*sums, program.grad_rows[0], program.grad_keys[0] and not shared)
-        mine = inputs.of(part)
-        for rect in program.backward:
-            _run_rect(program, rect, mine, into)
-        for gather in program.gathers:
-            _run_gather(program, gather, mine, into)
-        for target, total in zip(targets, sums, strict=True):
-            if target is not total:
-                target.copy_(total)
+        _run_part(program, inputs.of(part), targets, (sum_rows, sum_keys, sum_keys), not shared)
+
+
+def _run_part(
+    program: Program, inputs: Inputs, targets: list[Tensor], summed: tuple[bool, ...], alone: bool
+) -> None:
+    """Gradients of some heads into `targets`, by way of float32 sums where `summed` says so."""
+    sums = [
+        _blank(target, inputs.lse.dtype, zeros=True) if wide else target
+        for target, wide in zip(targets, summed, strict=True)
+    ]
+    into = _Sums(*sums, program.grad_rows[0], program.grad_keys[0] and alone)
+    for rect in program.backward:
+        _run_rect(program, rect, inputs, into)
+    for gather in program.gathers:
+        _run_gather(program, gather, inputs, into)
+    for target, total in zip(targets, sums, strict=True):
+        if target is not total:
+            target.copy_(total)
 
 
 def _run_rect(program: Program, rect: Rect, inputs: Inputs, into: _Sums) -> None:

@@ -14,12 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...problem import Problem, accumulator
+from tilefold.problem import Problem, accumulator
+
 from . import backprop
 from .merge import all_finite, merge_into, merge_sink, usable, widened
 from .programs import Group, Pieces, Program, plan
 from .rects import Rect
-from .views import batches, cut, gather_mask, gathered, gathered_batches, listed, own, parts, placed, rect_mask
+from .views import (
+    batches,
+    cut,
+    gather_mask,
+    gathered,
+    gathered_batches,
+    listed,
+    own,
+    parts,
+    placed,
+    rect_mask,
+)
 
 __all__ = ["backward", "forward", "plan", "why_not"]
 
@@ -43,7 +55,9 @@ def why_not(problem: Problem, form: Any) -> list[str]:
     return reasons
 
 
-def forward(pieces: Pieces, q: Tensor, k: Tensor, v: Tensor, scale: float, sink: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+def forward(
+    pieces: Pieces, q: Tensor, k: Tensor, v: Tensor, scale: float, sink: Tensor | None = None
+) -> tuple[Tensor, Tensor] | None:
     """Attention of a call that `why_not` has nothing against.
 
     Args:
@@ -53,7 +67,8 @@ def forward(pieces: Pieces, q: Tensor, k: Tensor, v: Tensor, scale: float, sink:
         sink: `[Hq]` or None.
 
     Returns:
-        `(out [B, Hq, Lq, Dv], lse [B, Hq, Lq])` in memory order B, Lq, Hq; None if hidden elements might have leaked into them.
+        `(out [B, Hq, Lq, Dv], lse [B, Hq, Lq])` in memory order B, Lq, Hq, Dv; None if hidden elements might have leaked
+        into them.
     """
     if pieces.masked and not scale > 0.0:
         return None
@@ -68,15 +83,26 @@ def forward(pieces: Pieces, q: Tensor, k: Tensor, v: Tensor, scale: float, sink:
         out, lse = _run(pieces, q, k, v, scale)
     if pieces.masked and not all_finite(out):
         return None
-    if size != out.shape[-1]:
-        out = out[..., :size].transpose(1, 2).contiguous().transpose(1, 2)
+    out = out if size == out.shape[-1] else out[..., :size]
+    by_row = out.transpose(1, 2)
+    if not by_row.is_contiguous():
+        # The kernel keeps the order of q's dimensions.
+        out = by_row.contiguous().transpose(1, 2)
     if sink is not None:
         merge_sink(out, lse, sink)
     return out, lse
 
 
 def backward(
-    pieces: Pieces, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, dlse: Tensor | None = None
+    pieces: Pieces,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    dlse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """`(dq, dk, dv)` under the global `out` and `lse` (the sink already in them), in any strides; None as in `forward`."""
     return backprop.backward(pieces, dout, q, k, v, out, lse, scale, dlse)
@@ -112,9 +138,17 @@ def _run_group(group: Group, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: 
     bytes_per_head = (out.shape[2] * out.shape[3] * lse.element_size()) if buffered else 0
     for part in parts(group, bytes_per_head):
         target = own(out, part, queries=True)
-        sums = torch.zeros(target.transpose(1, 2).shape, dtype=lse.dtype).transpose(1, 2) if buffered else target
+        sums = (
+            torch.zeros_like(target, dtype=lse.dtype) if buffered else target
+        )
         run = _Run(
-            own(q, part, queries=True), own(k, part), own(v, part), sums, own(lse, part, queries=True), scale, part.program
+            own(q, part, queries=True),
+            own(k, part),
+            own(v, part),
+            sums,
+            own(lse, part, queries=True),
+            scale,
+            part.program,
         )
         for rect in part.program.forward:
             _run_rect(run, rect)
@@ -128,7 +162,9 @@ def _run_rect(run: _Run, rect: Rect) -> None:
     mask = rect_mask(run.program, rect, run.q.dtype)
     dead = mask.amax(-1) == -torch.inf if mask is not None and rect.kind == "table" else None
     q_bytes, k_bytes = run.q.shape[1] * rect.rows, run.k.shape[1] * rect.keys
-    for first, n in batches(rect, run.q.shape[0], (q_bytes + k_bytes) * run.q.shape[3] * run.q.element_size()):
+    for first, n in batches(
+        rect, run.q.shape[0], (q_bytes + k_bytes) * run.q.shape[3] * run.q.element_size()
+    ):
         rows, keys = placed(rect, first, n, queries=True), placed(rect, first, n)
         out, lse = _call(rect.kind, cut(run.q, rows), cut(run.k, keys), cut(run.v, keys), mask, run.scale)
         if dead is not None:
@@ -141,7 +177,9 @@ def _run_rect(run: _Run, rect: Rect) -> None:
             merge_into(target, target_lse, out, lse)
 
 
-def _call(kind: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+def _call(
+    kind: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
     if kind == "flipped":
         out, lse = _kernel(q.flip(2), k.flip(2), v.flip(2), 0.0, True, scale=scale)
         return out.flip(2), lse.flip(2)
@@ -149,7 +187,9 @@ def _call(kind: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale
 
 
 def _run_gather(run: _Run, gather: Any) -> None:
-    for b, rows, keys, spans in gathered_batches(gather, run.q.shape[0], run.k.shape[1] * run.k.shape[3] * run.k.element_size()):
+    for b, rows, keys, spans in gathered_batches(
+        gather, run.q.shape[0], run.k.shape[1] * run.k.shape[3] * run.k.element_size()
+    ):
         at = slice(b, b + 1)
         q, k, v = (gathered(x[at], index) for x, index in ((run.q, rows), (run.k, keys), (run.v, keys)))
         mask = gather_mask(run.program.form, rows, keys, spans, q.dtype)

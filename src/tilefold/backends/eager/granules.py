@@ -35,7 +35,9 @@ class Gather(NamedTuple):
     parts: tuple[tuple[tuple[int, int, int], ...], ...]
 
 
-def stripes(form: Any, q_length: int, k_length: int, device: torch.device, pairs: int) -> tuple[list[Rect], list[Gather]]:
+def stripes(
+    form: Any, q_length: int, k_length: int, device: torch.device, pairs: int
+) -> tuple[list[Rect], list[Gather]]:
     """The rectangles and gathered stripes of a form with a single table; every row is in at most one of them."""
     states = form.tile_states(q_length, k_length, GRANULE, GRANULE, device)[0, 0]
     height, some, every = _height(states, pairs)
@@ -44,7 +46,10 @@ def stripes(form: Any, q_length: int, k_length: int, device: torch.device, pairs
     for m, (seen, full) in enumerate(zip(some.tolist(), every.tolist(), strict=True)):
         q0 = m * height * GRANULE
         rows = min(height * GRANULE, q_length - q0)
-        visible, hidden = _spans(seen, k_length), _spans([s and not f for s, f in zip(seen, full, strict=True)], k_length)
+        visible, hidden = (
+            _spans(seen, k_length),
+            _spans([s and not f for s, f in zip(seen, full, strict=True)], k_length),
+        )
         if not visible:
             continue
         total = sum(b - a for a, b in visible)
@@ -52,7 +57,9 @@ def stripes(form: Any, q_length: int, k_length: int, device: torch.device, pairs
         if end - start <= (1 + _SLACK) * total:
             gaps = [(a[1], b[0]) for a, b in zip(visible, visible[1:], strict=False)]
             parts = tuple(sorted([*hidden, *gaps]))
-            rects.append(Rect("table" if parts else "full", q0, rows, start, end - start, first=True, parts=parts))
+            rects.append(
+                Rect("table" if parts else "full", q0, rows, start, end - start, first=True, parts=parts)
+            )
         else:
             loose.setdefault((rows, total), []).append((q0, visible, hidden))
     return rects, [_gather(rows, members, device) for (rows, _), members in loose.items()]
@@ -90,7 +97,9 @@ def _spans(flags: list[bool], length: int) -> list[tuple[int, int]]:
 
 def _gather(rows: int, members: list[Any], device: torch.device) -> Gather:
     starts = torch.tensor([q0 for q0, _, _ in members], device=device)
-    keys = torch.stack([torch.cat([torch.arange(a, b, device=device) for a, b in visible]) for _, visible, _ in members])
+    keys = torch.stack(
+        [torch.cat([torch.arange(a, b, device=device) for a, b in visible]) for _, visible, _ in members]
+    )
     parts = tuple(tuple(_placed(visible, hidden)) for _, visible, hidden in members)
     return Gather(starts[:, None] + torch.arange(rows, device=device), keys, parts)
 

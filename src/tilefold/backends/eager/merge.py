@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from ...problem import accumulator
-
 #: Rows that are taken at once where a product of two large tensors is only summed.
 _ROWS = 4096
 
@@ -62,7 +60,11 @@ def with_lse_channels(dout: Tensor, out: Tensor, dlse: Tensor) -> tuple[Tensor, 
 
 def all_finite(*tensors: Tensor) -> bool:
     """Is every element of every tensor finite? Reads values. A sum that overflows also says no, which costs only speed."""
-    return all(math.isfinite(x.sum(dtype=accumulator(x.dtype)).item()) for x in tensors)
+    return all(math.isfinite(x.sum(dtype=_SUMMED.get(x.dtype)).item()) for x in tensors)
+
+
+#: Dtype of a sum; the others are summed in float32 and rounded to their own type, whose range is that of float32.
+_SUMMED = {torch.float16: torch.float32}
 
 
 def usable(x: Tensor) -> Tensor:

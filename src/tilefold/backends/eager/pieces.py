@@ -69,15 +69,13 @@ def region(r0: int, r1: int, k0: int, k1: int, lo: int | None, hi: int | None) -
         r0 = max(r0, k0 - hi)
     if r0 >= r1 or k0 >= k1 or (lo is not None and hi is not None and lo > hi):
         return []
-    cuts = {r0, r1}
-    if lo is not None:
-        cuts.add(min(max(k0 - lo, r0), r1))
-    if hi is not None:
-        cuts.add(min(max(k1 - 1 - hi, r0), r1))
+    # From row `leaves` on the first key moves, up to row `arrives` the last one does; where both values agree the longer run takes the row.
+    leaves = r1 if lo is None else r0 if k0 - lo <= r0 else k0 - lo + 1
+    arrives = r0 if hi is None else k1 - hi
+    cuts = {r0, r1, min(max(leaves, r0), r1), min(max(arrives, r0), r1)}
     result = []
     for a, b in pairwise(sorted(cuts)):
-        ds = int(lo is not None and a >= k0 - lo)
-        de = int(hi is not None and a < k1 - 1 - hi)
+        ds, de = int(a >= leaves), int(a < arrives)
         start = a + lo if ds and lo is not None else k0
         end = a + hi + 1 if de and hi is not None else k1
         result.append(Trapezoid(a, b, start, end, ds, de))

@@ -88,6 +88,7 @@ class Pieces:
         single: "full" or "causal" if the whole call is one call of the kernel, else None.
         masked, may_be_empty: of any program.
         whole: every row of the call is in some rectangle.
+        keys_whole: every key of the call is among those of some group.
         shared_keys: several groups add to the gradient of one key head.
     """
 
@@ -96,6 +97,7 @@ class Pieces:
     masked: bool
     may_be_empty: bool
     whole: bool
+    keys_whole: bool
     shared_keys: bool
 
 
@@ -136,7 +138,7 @@ def _plan_band(form: Any, B: int, Hq: int, Hk: int, Lq: int, Lk: int) -> Pieces:
         program = _program(pieces.band_trapezoids(lo, hi, rows, keys), rows, keys)
         if program.forward:
             groups.append(Group(0, B, 0, Hq, 0, Hk, program, rho, kappa, form.step))
-    return _pieces(groups, Lq, Lk, all_rows=len(groups) == min(form.step, Lq))
+    return _pieces(groups, Lq, Lk, len(groups) == min(form.step, Lq), len(groups) == form.step)
 
 
 def _plan_table(form: Any, B: int, Hq: int, Hk: int, Lq: int, Lk: int) -> Pieces:
@@ -146,13 +148,19 @@ def _plan_table(form: Any, B: int, Hq: int, Hk: int, Lq: int, Lk: int) -> Pieces
         if program.forward or program.gathers:
             groups.extend(Group(b0, b1, *heads, program) for heads in _by_key_heads(h0, h1, Hq // Hk))
     covered = sum((g.b1 - g.b0) * (g.h1 - g.h0) for g in groups)
-    return _pieces(groups, Lq, Lk, all_rows=covered == B * Hq)
+    return _pieces(groups, Lq, Lk, covered == B * Hq, covered == B * Hq)
 
 
-def _pieces(groups: list[Group], Lq: int, Lk: int, all_rows: bool) -> Pieces:
+def _pieces(groups: list[Group], Lq: int, Lk: int, all_rows: bool, all_keys: bool) -> Pieces:
     programs = [g.program for g in groups]
     single = None
-    if len(groups) == 1 and all_rows and groups[0].step == 1 and len(programs[0].forward) == 1 and not programs[0].gathers:
+    if (
+        len(groups) == 1
+        and all_rows
+        and groups[0].step == 1
+        and len(programs[0].forward) == 1
+        and not programs[0].gathers
+    ):
         rect = programs[0].forward[0]
         if rect.kind in ("full", "causal") and (rect.rows, rect.keys, rect.n) == (Lq, Lk, 1):
             single = rect.kind
@@ -162,6 +170,7 @@ def _pieces(groups: list[Group], Lq: int, Lk: int, all_rows: bool) -> Pieces:
         masked=any(p.masked for p in programs),
         may_be_empty=not all_rows or any(p.may_be_empty for p in programs),
         whole=all_rows and all(p.rows_whole for p in programs),
+        keys_whole=all_keys,
         shared_keys=_shared_keys(groups),
     )
 

@@ -50,23 +50,71 @@ class Rect(NamedTuple):
 
 def forward_rects(pieces: Iterable[Trapezoid | Box]) -> tuple[Rect, ...]:
     """The rectangles of a forward pass, in the order of their rows, each marked whether it is the first on its rows."""
-    rects = [rect for piece in pieces for rect in _cut(piece, backward=False)]
+    rects = [rect for piece in pieces for rect in _cut(piece)]
     return _marked(merged(rects))
 
 
 def backward_rects(pieces: Iterable[Trapezoid | Box]) -> tuple[Rect, ...]:
-    """The rectangles of a backward pass."""
-    return tuple(merged(rect for piece in pieces for rect in _cut(piece, backward=True)))
+    """The rectangles of a backward pass. Long windows are cut between keys, together with their ends."""
+    rects: list[Rect] = []
+    waiting = list(pieces)[::-1]
+    while waiting:
+        found = _long_window(waiting)
+        if found is None:
+            rects.extend(_cut(waiting.pop()))
+        else:
+            region, used = found
+            del waiting[-used:]
+            rects.extend(_key_stripes(region, _stripe(region.hi - region.lo + 1, backward=True)))
+    return tuple(merged(rects))
 
 
-def _cut(piece: Trapezoid | Box, backward: bool) -> Iterator[Rect]:
+class _Region(NamedTuple):
+    """Rows `[r0, r1)` and keys `[k0, k1)` with `lo <= key - row <= hi`."""
+
+    r0: int
+    r1: int
+    k0: int
+    k1: int
+    lo: int
+    hi: int
+
+
+def _long_window(waiting: list[Trapezoid | Box]) -> tuple[_Region, int] | None:
+    """The region that the last pieces of a stack make if they are a long window with or without ends, and how many they are."""
+    ahead = [t if isinstance(t, Trapezoid) else None for t in (*waiting[-1:-4:-1], None, None)]
+    head = ahead[0] if ahead[0] is not None and (ahead[0].ds, ahead[0].de) == (0, 1) else None
+    body, tail = ahead[1:3] if head else ahead[:2]
+    if body is None or not (body.ds and body.de):
+        return None
+    lo, hi = body.start - body.r0, body.end - 1 - body.r0
+    if body.rows < 2 * (hi - lo + 1) or STRIPE * (hi - lo + STRIPE) > MASK_ELEMENTS:
+        return None
+    if head and not (head.r1 == body.r0 and head.last == body.end - 1 and head.start in (body.start, body.start - 1)):
+        return None
+    r0, k0 = (head.r0, head.start) if head else (body.r0, body.start)
+    r1, k1, used = body.r1, body.last, 1 + (head is not None)
+    if tail and (tail.ds, tail.de) == (1, 0) and (tail.r0, tail.start, tail.end) == (r1, r1 + lo, k1):
+        r1, used = tail.r1, used + 1
+    return _Region(r0, r1, k0, k1, lo, hi), used
+
+
+def _cut(piece: Trapezoid | Box) -> Iterator[Rect]:
     if isinstance(piece, Box):
         rows, keys = piece.r1 - piece.r0, piece.last - piece.start
-        yield Rect("table", piece.r0, rows, piece.start, keys, parts=((piece.start, piece.last),), interval=piece.interval)
+        yield Rect(
+            "table",
+            piece.r0,
+            rows,
+            piece.start,
+            keys,
+            parts=((piece.start, piece.last),),
+            interval=piece.interval,
+        )
     elif piece.ds == piece.de == 0:
         yield Rect("full", piece.r0, piece.rows, piece.start, piece.end - piece.start)
     elif piece.ds and piece.de:
-        yield from _window(piece, backward)
+        yield from _window(piece)
     else:
         yield from _ramp(piece)
 
@@ -98,15 +146,12 @@ def _ramp_stripes(t: Trapezoid, stripe: int) -> Iterator[Rect]:
         yield Rect(kind, t.r0 + a, rows, start, width, lo=lo, hi=hi)
 
 
-def _window(t: Trapezoid, backward: bool) -> Iterator[Rect]:
+def _window(t: Trapezoid) -> Iterator[Rect]:
     """Both ends move."""
     width = t.end - t.start
     if STRIPE * (width + STRIPE) > MASK_ELEMENTS:
-        yield from _wide_window(t)
-    elif backward and t.rows >= 2 * width:
-        yield from _key_stripes(t, _stripe(width, backward=True))
-    else:
-        yield from _row_stripes(t, _stripe(width, backward=False))
+        return _wide_window(t)
+    return _row_stripes(t, _stripe(width, backward=False))
 
 
 def _stripe(width: int, backward: bool) -> int:
@@ -134,26 +179,20 @@ def _row_stripes(t: Trapezoid, stripe: int) -> Iterator[Rect]:
         yield Rect(kind, t.r0 + a, rest, t.start + a, width + rest - 1, lo=0, hi=width - 1)
 
 
-def _key_stripes(t: Trapezoid, stripe: int) -> Iterator[Rect]:
-    """Cut between keys: key c (counted from `start`) is seen by rows `c - width + 1 ... c` (counted from `r0`) as far as there are any."""
-    width = t.end - t.start
-    keys = t.rows + width - 1
-    inner = width - 1
-    n = (t.rows - inner) // stripe
+def _key_stripes(t: _Region, stripe: int) -> Iterator[Rect]:
+    """Cut between keys: key c is seen by rows `c - hi ... c - lo`, as far as there are any."""
+    first, last = max(t.k0, t.r0 + t.lo), min(t.k1, t.r1 + t.hi)
+    inner = min(max(first, t.r0 + t.hi), last)
+    n = max((t.r1 + t.lo - inner) // stripe, 0)
 
     def at(c0: int, c1: int, n: int = 1) -> Rect:
-        a, b = max(c0 - width + 1, 0), min(c1, t.rows)
-        # key - row from the corner (a, c0) is (key - row) - (c0 - a)
-        return Rect(
-            "band", t.r0 + a, b - a, t.start + c0, c1 - c0, n, stripe, stripe, a - c0, width - 1 + a - c0
-        )
+        a, b = max(t.r0, c0 - t.hi), min(t.r1, c1 - t.lo)
+        return Rect("band", a, b - a, c0, c1 - c0, n, stripe, stripe, t.lo + a - c0, t.hi + a - c0)
 
-    for c in range(0, inner, stripe):
-        yield at(c, min(c + stripe, inner))
+    yield from (at(c, min(c + stripe, inner)) for c in range(first, inner, stripe))
     if n:
         yield at(inner, inner + stripe, n)
-    for c in range(inner + n * stripe, keys, stripe):
-        yield at(c, min(c + stripe, keys))
+    yield from (at(c, min(c + stripe, last)) for c in range(inner + n * stripe, last, stripe))
 
 
 def _wide_window(t: Trapezoid) -> Iterator[Rect]:
@@ -185,7 +224,11 @@ def _grown(a: Rect, b: Rect) -> Rect | None:
         return None
     q_step, k_step = (b.q0 - a.q0, b.k0 - a.k0) if a.n == 1 else (a.q_step, a.k_step)
     follows = b.q0 == a.q0 + a.n * q_step and b.k0 == a.k0 + a.n * k_step
-    return a._replace(n=a.n + 1, q_step=q_step, k_step=k_step) if follows and q_step >= a.rows and k_step >= 0 else None
+    return (
+        a._replace(n=a.n + 1, q_step=q_step, k_step=k_step)
+        if follows and q_step >= a.rows and k_step >= 0
+        else None
+    )
 
 
 def _marked(rects: list[Rect]) -> tuple[Rect, ...]:

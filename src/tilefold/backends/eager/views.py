@@ -40,7 +40,9 @@ def parts(group: Group, bytes_per_head: int) -> Iterator[Group]:
     per = (group.h1 - group.h0) // heads
     few = heads
     if bytes_per_head:
-        few = max(SUM_BYTES // (bytes_per_head * per * (group.b1 - group.b0)), -(-torch.get_num_threads() // per))
+        few = max(
+            SUM_BYTES // (bytes_per_head * per * (group.b1 - group.b0)), -(-torch.get_num_threads() // per)
+        )
     for k0 in range(group.k0, group.k1, few):
         k1 = min(k0 + few, group.k1)
         h0 = group.h0 + (k0 - group.k0) * per
@@ -111,7 +113,9 @@ def rect_mask(program: Program, rect: Rect, dtype: torch.dtype) -> Tensor | None
     return mask
 
 
-def gather_mask(form: Any, rows: Tensor, keys: Tensor, spans: tuple[Any, ...], dtype: torch.dtype) -> Tensor | None:
+def gather_mask(
+    form: Any, rows: Tensor, keys: Tensor, spans: tuple[Any, ...], dtype: torch.dtype
+) -> Tensor | None:
     """The additive mask of gathered stripes, `[n, 1, S, W]`, or None if nothing in them is hidden."""
     if not any(spans):
         return None
@@ -129,7 +133,9 @@ def _hidden(form: Any, q0: int, q1: int, k0: int, k1: int, interval: int) -> Ten
     if interval < 0:
         # Tables answer by position alone, so any lengths do.
         return ~form.tile(q0, q1, k0, k1, q1, k1, torch.device("cpu"))[0, 0]
-    start, end = form.bounds[0, 0, q0:q1, 2 * interval, None], form.bounds[0, 0, q0:q1, 2 * interval + 1, None]
+    start, end = (
+        form.bounds[0, 0, q0:q1, 2 * interval, None],
+        form.bounds[0, 0, q0:q1, 2 * interval + 1, None],
+    )
     keys = torch.arange(k0, k1, dtype=form.bounds.dtype)
     return (keys < start).logical_or_(keys >= end)
-

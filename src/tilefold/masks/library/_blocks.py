@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..base import Mask
-from ..context import Boxes, Length, position, states
+from tilefold.masks.base import Mask
+from tilefold.masks.context import Boxes, Length, Points, position, states
 
 _LOW = 0xFFFFFFFF
 # Boxes that span more blocks per side than this are left to element masks.
@@ -28,16 +28,18 @@ class Blocks(Mask):
         raise NotImplementedError
 
     def block_visible(self, b: Tensor, h: Tensor, x: Tensor, y: Tensor, k_length: Length) -> Tensor:
-        """bool: do queries of block `x` see keys of block `y`? `x` may be negative where queries come before the first key."""
+        """bool: do queries of block `x` see keys of block `y`? `x` may be negative where queries come before
+        the first key.
+        """
         raise NotImplementedError
 
     def query_position(self, i: Tensor, q_length: Length, k_length: Length) -> Tensor:
         """The position that is divided into blocks."""
         return position(i, q_length, k_length)
 
-    def visible(self, b, h, i, j, q_length, k_length):
-        x = self.query_position(i, q_length, k_length) // self.block_size
-        return self.block_visible(b, h, x, j // self.block_size, k_length)
+    def visible(self, p: Points) -> Tensor:
+        x = self.query_position(p.i, p.q_length, p.k_length) // self.block_size
+        return self.block_visible(p.b, p.h, x, p.j // self.block_size, p.k_length)
 
     def tiles(self, boxes: Boxes) -> Tensor:
         block = self.block_size
@@ -46,7 +48,8 @@ class Blocks(Mask):
             return super().tiles(boxes)
         q0, q1 = (self.query_position(q, boxes.q_length, boxes.k_length) for q in (boxes.q0, boxes.q1))
         some = every = None
-        # One element of every block that the box touches; a box that touches fewer looks at its last block again.
+        # One element of every block that the box touches; a box that touches fewer looks at its last block
+        # again.
         for row in range(samples):
             x = torch.minimum(q0 + row * block, q1 - 1) // block
             for column in range(samples):
@@ -54,12 +57,15 @@ class Blocks(Mask):
                 seen = self.block_visible(boxes.b, boxes.h, x, y, boxes.k_length)
                 some = seen if some is None else some | seen
                 every = seen if every is None else every & seen
-        assert some is not None and every is not None
+        assert some is not None
+        assert every is not None
         return states(~some, every)
 
 
 def hashed(*values: Tensor | int) -> Tensor:
-    """int64 in [0, 2^32): the values mixed one after the other by MurmurHash3's finalizer; broadcasts, keeps no state."""
+    """int64 in [0, 2^32): the values mixed one after the other by MurmurHash3's finalizer; broadcasts, keeps
+    no state.
+    """
     state: Tensor | int = 0x9E3779B9
     for value in values:
         state = _mixed((state ^ (value & _LOW)) & _LOW)

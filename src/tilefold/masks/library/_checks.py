@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import ArgumentTypeError, MaskError
-from ..base import Mask
+from tilefold.errors import ArgumentTypeError, MaskError
+from tilefold.masks.base import Mask
 
 
-def an_int(argument: str, value: Any, least: int | None = None) -> int:
+def an_int(argument: str, value: Any, least: int | None = None) -> Any:
     """`value`, an int of at least `least`."""
     expected = "an int" if least is None else f"an int of at least {least}"
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
@@ -28,7 +28,9 @@ def a_mask(argument: str, value: Any) -> Mask:
     return value
 
 
-def a_tensor(argument: str, value: Any, expected: str, dtypes: tuple[torch.dtype, ...], ranks: tuple[int, ...]) -> Tensor:
+def a_tensor(
+    argument: str, value: Any, expected: str, dtypes: tuple[torch.dtype, ...], ranks: tuple[int, ...]
+) -> Tensor:
     """`value`, a tensor of one of these dtypes and ranks; `expected` says so in words."""
     if not isinstance(value, Tensor):
         raise ArgumentTypeError(f"{argument}: expected {expected}, got {type(value).__name__}")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..band import Band
-from ..base import Mask
-from ..context import position
-from ..intervals import spans
+from torch import Tensor
+
+from tilefold.masks.band import Band
+from tilefold.masks.base import Mask
+from tilefold.masks.context import Boxes, Lines, Points, position
+from tilefold.masks.intervals import Spans, spans
 
 # Bounds beyond this reach past every position; clamping keeps int64 arithmetic from overflowing.
 _FAR = 2**40
@@ -21,13 +23,13 @@ class Diagonal(Mask):
         """The offsets that are visible."""
         raise NotImplementedError
 
-    def visible(self, b, h, i, j, q_length, k_length):
-        return self.around().shows(j - position(i, q_length, k_length))
+    def visible(self, p: Points) -> Tensor:
+        return self.around().shows(p.j - position(p.i, p.q_length, p.k_length))
 
-    def band(self, Lq, Lk):
+    def band(self, Lq: int, Lk: int) -> Band | None:
         return self.around()
 
-    def row_spans(self, lines):
+    def row_spans(self, lines: Lines) -> Spans | None:
         band = self.around()
         if band.step != 1:
             return None
@@ -36,7 +38,7 @@ class Diagonal(Mask):
         end = lines.k_length if band.hi is None else at + min(band.hi + 1, _FAR)
         return spans((start, end), like=lines.at)
 
-    def col_spans(self, lines):
+    def col_spans(self, lines: Lines) -> Spans | None:
         band = self.around()
         if band.step != 1:
             return None
@@ -45,7 +47,7 @@ class Diagonal(Mask):
         end = lines.q_length if band.lo is None else at + 1 - max(band.lo, -_FAR)
         return spans((start, end), like=lines.at)
 
-    def tiles(self, boxes):
+    def tiles(self, boxes: Boxes) -> Tensor:
         away = boxes.k_length - boxes.q_length
         least = boxes.k0 - (boxes.q1 - 1 + away)
         most = boxes.k1 - 1 - (boxes.q0 + away)

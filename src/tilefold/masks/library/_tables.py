@@ -12,7 +12,9 @@ def shared(index: Tensor, size: int) -> Tensor | int:
 
 
 def search(table: Tensor, b: Tensor, values: Tensor, right: bool) -> Tensor:
-    """int64: how many entries of `table` (`[n]`, or row `b` of `[B, n]`, sorted) are `< value`, or `<= value` with `right`."""
+    """int64: how many entries of `table` (`[n]`, or row `b` of `[B, n]`, sorted) are `< value`, or `<= value`
+    with `right`.
+    """
     if table.dim() == 2 and table.shape[0] == 1:
         table = table[0]
     if table.dim() == 1:
@@ -27,7 +29,9 @@ def search(table: Tensor, b: Tensor, values: Tensor, right: bool) -> Tensor:
 
 
 def entry(table: Tensor, b: Tensor, at: Tensor) -> Tensor:
-    """int64: entry `at` of `table` (`[n]`, or row `b` of `[B, n]`); `at` is clamped into the table, which must not be empty."""
+    """int64: entry `at` of `table` (`[n]`, or row `b` of `[B, n]`); `at` is clamped into the table, which
+    must not be empty.
+    """
     at = at.clamp(0, table.shape[-1] - 1)
     found = table[at] if table.dim() == 1 else table[shared(b, table.shape[0]), at]
     return found.long()

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..base import Mask
+from tilefold.masks.base import Arguments, Mask
+from tilefold.masks.context import Length
+
 from ._blocks import Blocks, hashed
 from ._checks import an_int
 
@@ -20,16 +22,16 @@ class BigBird(Blocks):
     block: int
     seed: int
 
-    def _arguments(self):
+    def _arguments(self) -> Arguments:
         block = () if self.block == 64 else (("block", self.block),)
         seed = () if self.seed == 0 else (("seed", self.seed),)
         return ("", self.window), ("", self.global_blocks), ("", self.random), *block, *seed
 
     @property
-    def block_size(self):
+    def block_size(self) -> int:
         return self.block
 
-    def block_visible(self, b, h, x, y, k_length):
+    def block_visible(self, b: Tensor, h: Tensor, x: Tensor, y: Tensor, k_length: Length) -> Tensor:
         side = self.window // 2
         near = (y - x).abs() <= side if self.window > 0 else torch.zeros_like(y - x, dtype=torch.bool)
         everything = (x >= 0) & (x < self.global_blocks)
@@ -41,8 +43,9 @@ class BigBird(Blocks):
     def _picks(self, x: Tensor, blocks: int | Tensor) -> list[Tensor]:
         """The random key blocks of query block `x`, like `x`; -1 where there are fewer left than asked for.
 
-        Candidates are the `n` blocks that are neither global nor in the window. Floyd's algorithm draws distinct ones without a table:
-        in round `t` a number in `[0, top]`, or `top` itself if that number was drawn before, with `top = n - rounds + t`.
+        Candidates are the `n` blocks that are neither global nor in the window. Floyd's algorithm draws
+        distinct ones without a table: in round `t` a number in `[0, top]`, or `top` itself if that number was
+        drawn before, with `top = n - rounds + t`.
         """
         zero = x * 0
         blocks = blocks + zero
@@ -76,8 +79,9 @@ def bigbird(window: int = 3, global_blocks: int = 2, random: int = 3, block: int
 
     - window: `|x - y| <= window // 2`; or
     - global: `y < global_blocks`, or `0 <= x < global_blocks`; or
-    - random: `y` is one of `random` distinct blocks, drawn for each `x` among those that are neither in its window nor global (all of them
-      where fewer are left). The draw is a function of `(seed, x)` and the number of key blocks; batch and heads share it.
+    - random: `y` is one of `random` distinct blocks, drawn for each `x` among those that are neither in its
+      window nor global (all of them where fewer are left). The draw is a function of `(seed, x)` and the
+      number of key blocks; batch and heads share it.
 
     Args:
         window: blocks around the diagonal, odd; 0 for none.

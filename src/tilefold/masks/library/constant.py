@@ -5,45 +5,47 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from ..band import Band
-from ..base import Mask
-from ..intervals import spans
+from tilefold.masks.band import Band
+from tilefold.masks.base import Mask
+from tilefold.masks.context import Boxes, Lines, Points
+from tilefold.masks.intervals import Spans, spans
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Full(Mask):
-    def visible(self, b, h, i, j, q_length, k_length):
-        return torch.ones((), dtype=torch.bool, device=i.device)
+    def visible(self, p: Points) -> Tensor:
+        return torch.ones((), dtype=torch.bool, device=p.i.device)
 
-    def band(self, Lq, Lk):
+    def band(self, Lq: int, Lk: int) -> Band | None:
         return Band(None, None)
 
-    def row_spans(self, lines):
+    def row_spans(self, lines: Lines) -> Spans | None:
         return spans((0, lines.k_length), like=lines.at)
 
-    def col_spans(self, lines):
+    def col_spans(self, lines: Lines) -> Spans | None:
         return spans((0, lines.q_length), like=lines.at)
 
-    def tiles(self, boxes):
+    def tiles(self, boxes: Boxes) -> Tensor:
         return torch.full((1, 1, 1, 1), 2, dtype=torch.int8, device=boxes.q0.device)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Empty(Mask):
-    def visible(self, b, h, i, j, q_length, k_length):
-        return torch.zeros((), dtype=torch.bool, device=i.device)
+    def visible(self, p: Points) -> Tensor:
+        return torch.zeros((), dtype=torch.bool, device=p.i.device)
 
-    def band(self, Lq, Lk):
+    def band(self, Lq: int, Lk: int) -> Band | None:
         return Band(0, -1)
 
-    def row_spans(self, lines):
+    def row_spans(self, lines: Lines) -> Spans | None:
         return spans(like=lines.at)
 
-    def col_spans(self, lines):
+    def col_spans(self, lines: Lines) -> Spans | None:
         return spans(like=lines.at)
 
-    def tiles(self, boxes):
+    def tiles(self, boxes: Boxes) -> Tensor:
         return torch.zeros((1, 1, 1, 1), dtype=torch.int8, device=boxes.q0.device)
 
 

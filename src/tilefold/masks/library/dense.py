@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...errors import MaskError
-from ..base import Mask
-from ..context import Lines, grid
-from ..intervals import Spans, spans
+from tilefold.errors import MaskError
+from tilefold.masks.base import Arguments, Mask
+from tilefold.masks.context import Boxes, Lines, Points, grid
+from tilefold.masks.intervals import Spans, spans
+
 from ._checks import a_tensor
 from ._tables import shared
 
@@ -22,7 +23,7 @@ _CHUNK = 2**22
 class Dense(Mask):
     t: Tensor
 
-    def _arguments(self):
+    def _arguments(self) -> Arguments:
         return (("", self.t),)
 
     @property
@@ -30,10 +31,12 @@ class Dense(Mask):
         """The tensor with four dimensions."""
         return self.t[(None,) * (4 - self.t.dim())] if self.t.dim() < 4 else self.t
 
-    def visible(self, b, h, i, j, q_length, k_length):
+    def visible(self, p: Points) -> Tensor:
         table = self._table
         at, valid = [], None
-        for size, index, guarded in zip(table.shape, (b, h, i, j), (False, False, True, True), strict=True):
+        for size, index, guarded in zip(
+            table.shape, (p.b, p.h, p.i, p.j), (False, False, True, True), strict=True
+        ):
             if size == 1:
                 at.append(0)
             elif guarded:
@@ -48,10 +51,10 @@ class Dense(Mask):
         seen = table[tuple(at)]
         return seen if valid is None else seen & valid
 
-    def row_spans(self, lines):
+    def row_spans(self, lines: Lines) -> Spans | None:
         return self._spans(self._table, lines, lines.k_length)
 
-    def col_spans(self, lines):
+    def col_spans(self, lines: Lines) -> Spans | None:
         return self._spans(self._table.transpose(-1, -2), lines, lines.q_length)
 
     def _spans(self, table: Tensor, lines: Lines, across: int | Tensor) -> Spans | None:
@@ -72,10 +75,10 @@ class Dense(Mask):
             pairs.append((start, torch.where(outside, 0, end)))
         return spans(*pairs, like=lines.at)
 
-    def tiles(self, boxes):
+    def tiles(self, boxes: Boxes) -> Tensor:
         return torch.ones((1, 1, 1, 1), dtype=torch.int8, device=boxes.q0.device)
 
-    def states(self, B, H, Lq, Lk, size, device):
+    def states(self, B: int, H: int, Lq: int, Lk: int, size: int, device: torch.device) -> Tensor:
         table = self._table
         nq, nk = -(-Lq // size), -(-Lk // size)
         if table.numel() == 0 or nq == 0 or nk == 0:
@@ -84,7 +87,7 @@ class Dense(Mask):
         every = _per_tile(table, size, any_of=False)
         return some.to(torch.int8) + every.to(torch.int8)
 
-    def check(self, B, Hq, Lq, Lk, device):
+    def check(self, B: int, Hq: int, Lq: int | None, Lk: int | None, device: torch.device | str) -> None:
         super().check(B, Hq, Lq, Lk, device)
         names = ("B", "Hq", "Lq", "Lk")
         wanted = (B, Hq, Lq, Lk)
@@ -97,7 +100,8 @@ class Dense(Mask):
 
 
 def _intervals(table: Tensor) -> Tensor | None:
-    """int64 `[B, H, N, n, 2]`: the visible intervals of each line of a bool `[B, H, N, M]`, or None if some line has more than two.
+    """int64 `[B, H, N, n, 2]`: the visible intervals of each line of a bool `[B, H, N, M]`, or None if some
+    line has more than two.
 
     Reads the device once per chunk of lines, and stops at the first chunk that has too many.
     """
@@ -113,7 +117,8 @@ def _intervals(table: Tensor) -> Tensor | None:
         count = edges.sum(-1, dtype=torch.int32)
         if int(count.amax()) > 4:
             return None
-        # The edges of all lines in order; an edge's rank in its line is its rank overall less the edges of earlier lines.
+        # The edges of all lines in order; an edge's rank in its line is its rank overall less the edges of
+        # earlier lines.
         before = count.flatten().cumsum(0) - count.flatten()
         edge = edges.flatten().nonzero().squeeze(-1)
         line, at = edge // (M + 1), edge % (M + 1)
@@ -153,8 +158,8 @@ def dense(t: Tensor) -> Mask:
     """A query sees what a boolean tensor shows: True = visible.
 
     Args:
-        t: bool, broadcastable to `[B, Hq, Lq, Lk]`. Integer and floating-point tensors are refused: a 0/1 mask wants `t.bool()`, an additive
-            one is a bias.
+        t: bool, broadcastable to `[B, Hq, Lq, Lk]`. Integer and floating-point tensors are refused: a 0/1
+            mask wants `t.bool()`, an additive one is a bias.
 
     Raises:
         ArgumentTypeError: not a tensor.

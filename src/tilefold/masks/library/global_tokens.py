@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import MaskError
-from ..band import Band
-from ..base import Mask
-from ..context import position, states
-from ..intervals import MAX_WIDTH, spans
+from tilefold.errors import MaskError
+from tilefold.masks.band import Band
+from tilefold.masks.base import Arguments, Mask
+from tilefold.masks.context import Boxes, Length, Lines, Points, position, states
+from tilefold.masks.intervals import MAX_WIDTH, Spans, spans
+
 from ._checks import INTEGERS, a_tensor, an_int, check_shared
 from ._tables import entry, search
 
@@ -27,32 +28,34 @@ class FirstTokens(Mask):
     def _name(self) -> str:
         return "global_tokens"
 
-    def _arguments(self):
+    def _arguments(self) -> Arguments:
         return (("", self.n),)
 
-    def _row(self, at, q_length, k_length):
+    def _row(self, at: Tensor, q_length: Length, k_length: Length) -> Tensor:
         where = position(at, q_length, k_length)
         return (where >= 0) & (where < self.n)
 
-    def visible(self, b, h, i, j, q_length, k_length):
-        return (j < self.n) | self._row(i, q_length, k_length)
+    def visible(self, p: Points) -> Tensor:
+        return (p.j < self.n) | self._row(p.i, p.q_length, p.k_length)
 
-    def band(self, Lq, Lk):
+    def band(self, Lq: int, Lk: int) -> Band | None:
         if 0 < self.n < Lk:
             return None
         return Band(0, -1) if self.n == 0 else Band(None, None)
 
-    def row_spans(self, lines):
+    def row_spans(self, lines: Lines) -> Spans | None:
         everything = self._row(lines.at, lines.q_length, lines.k_length) * lines.k_length
         return spans((0, everything.clamp(min=self.n)), like=lines.at)
 
-    def col_spans(self, lines):
+    def col_spans(self, lines: Lines) -> Spans | None:
         # Queries stand at positions i + Lk - Lq; those at 0 .. n - 1 see every key.
         first = lines.at * 0 - position(lines.at * 0, lines.q_length, lines.k_length)
         seen = lines.at < self.n
-        return spans((torch.where(seen, 0, first), torch.where(seen, lines.q_length, first + self.n)), like=lines.at)
+        return spans(
+            (torch.where(seen, 0, first), torch.where(seen, lines.q_length, first + self.n)), like=lines.at
+        )
 
-    def tiles(self, boxes):
+    def tiles(self, boxes: Boxes) -> Tensor:
         q0 = position(boxes.q0, boxes.q_length, boxes.k_length)
         q1 = position(boxes.q1, boxes.q_length, boxes.k_length)
         empty = (boxes.k0 >= self.n) & ((q0 >= self.n) | (q1 <= 0))
@@ -68,7 +71,7 @@ class ListedTokens(Mask):
     def _name(self) -> str:
         return "global_tokens"
 
-    def _arguments(self):
+    def _arguments(self) -> Arguments:
         return (("", self.index),)
 
     def _sorted(self, device: torch.device) -> Tensor:
@@ -87,21 +90,21 @@ class ListedTokens(Mask):
             return torch.zeros_like(at, dtype=torch.bool)
         return (entry(table, b, search(table, b, at, right=False)) == at) & (at >= 0)
 
-    def visible(self, b, h, i, j, q_length, k_length):
-        table = self._sorted(i.device)
-        return self._holds(table, b, j) | self._holds(table, b, position(i, q_length, k_length))
+    def visible(self, p: Points) -> Tensor:
+        table = self._sorted(p.i.device)
+        return self._holds(table, p.b, p.j) | self._holds(table, p.b, position(p.i, p.q_length, p.k_length))
 
-    def band(self, Lq, Lk):
+    def band(self, Lq: int, Lk: int) -> Band | None:
         return Band(0, -1) if self._count == 0 else None
 
-    def row_spans(self, lines):
+    def row_spans(self, lines: Lines) -> Spans | None:
         at = position(lines.at, lines.q_length, lines.k_length)
         return self._spans(lines, at, 0, lines.k_length)
 
-    def col_spans(self, lines):
+    def col_spans(self, lines: Lines) -> Spans | None:
         return self._spans(lines, lines.at, lines.k_length - lines.q_length, lines.q_length)
 
-    def _spans(self, lines, at, away, across):
+    def _spans(self, lines: Lines, at: Tensor, away: Length, across: Length) -> Spans | None:
         """Lines that are listed reach across; the others see one position per entry, moved back by `away`."""
         if self._count > MAX_WIDTH:
             return None
@@ -118,7 +121,7 @@ class ListedTokens(Mask):
             pairs.append((torch.where(listed, 0, start), torch.where(listed, across, end)))
         return spans(*pairs, like=lines.at)
 
-    def tiles(self, boxes):
+    def tiles(self, boxes: Boxes) -> Tensor:
         q0 = position(boxes.q0, boxes.q_length, boxes.k_length)
         q1 = position(boxes.q1, boxes.q_length, boxes.k_length)
         table = self._sorted(boxes.q0.device)
@@ -135,28 +138,34 @@ class ListedTokens(Mask):
         """How many entries lie in `[start, end)`."""
         return search(table, b, end, right=False) - search(table, b, start, right=False)
 
-    def check(self, B, Hq, Lq, Lk, device):
+    def check(self, B: int, Hq: int, Lq: int | None, Lk: int | None, device: torch.device | str) -> None:
         super().check(B, Hq, Lq, Lk, device)
         if isinstance(self.index, Tensor) and self.index.dim() == 2:
             check_shared("index of global_tokens", "the batch", self.index.shape[0], B)
         if not isinstance(self.index, Tensor) and Lk is not None and self.index and self.index[-1] >= Lk:
-            raise MaskError(f"index of global_tokens: expected positions below {Lk}, the length of the keys, got {self.index[-1]}")
+            expected = f"positions below {Lk}, the length of the keys"
+            raise MaskError(f"index of global_tokens: expected {expected}, got {self.index[-1]}")
 
-    def check_values(self, Lq, Lk):
+    def check_values(self, Lq: int | None, Lk: int | None) -> None:
         if isinstance(self.index, Tensor) and self.index.numel():
             least, most = int(self.index.amin()), int(self.index.amax())
             if least < -1 or (Lk is not None and most >= Lk):
                 bound = "of at least -1" if Lk is None else f"in [-1, {Lk})"
-                raise MaskError(f"index of global_tokens: expected positions {bound}, got {least if least < -1 else most}")
+                raise MaskError(
+                    f"index of global_tokens: expected positions {bound}, got {least if least < -1 else most}"
+                )
 
 
 def global_tokens(index: int | Sequence[int] | Tensor) -> Mask:
-    """Global tokens are seen by all queries and see all keys (Longformer: Beltagy et al. 2020; ITC of BigBird: Zaheer et al. 2020).
+    """Global tokens are seen by all queries and see all keys (Longformer: Beltagy et al. 2020; ITC of
+    BigBird: Zaheer et al. 2020).
 
-    A query is global if its position `i + Lk - Lq` is, so that the last query of a longer sequence is what it was in the whole one.
+    A query is global if its position `i + Lk - Lq` is, so that the last query of a longer sequence is what it
+    was in the whole one.
 
     Args:
-        index: the first `index` positions; or a list of positions; or int32 / int64 `[n]` or `[B, n]`, where -1 stands for no token.
+        index: the first `index` positions; or a list of positions; or int32 / int64 `[n]` or `[B, n]`, where
+            -1 stands for no token.
 
     Raises:
         ArgumentTypeError, MaskError: none of these.

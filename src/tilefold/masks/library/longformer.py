@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..base import Mask
+from tilefold.masks.base import Mask
+
 from ._checks import an_int
 from .dilated import dilated
 from .global_tokens import global_tokens
@@ -14,9 +15,11 @@ from .window import window as plain_window
 
 
 def longformer(window: int = 512, index: int | Sequence[int] | Tensor = 0, dilation: int = 1) -> Mask:
-    """Longformer (Beltagy et al. 2020, section 3.1): `window // 2` keys to each side, `dilation` apart, and global tokens.
+    """Longformer (Beltagy et al. 2020, section 3.1): `window // 2` keys to each side, `dilation` apart, and
+    global tokens.
 
-    The result is `window(window // 2, window // 2) | global_tokens(index)`, or `dilated(window, dilation) | global_tokens(index)`.
+    The result is `window(window // 2, window // 2) | global_tokens(index)`, or `dilated(window, dilation) |
+    global_tokens(index)`.
 
     Args:
         window: about how many keys are seen in all, at least 0.

@@ -1,0 +1,54 @@
+"""The README's tables are those of the results on file."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("readme_tables", ROOT / "benchmarks" / "readme_tables.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_is_up_to_date(script: ModuleType) -> None:
+    text = script.README.read_text()
+    assert script.rewritten(text, script.tables(script.RESULTS.glob("*.json"))) == text
+
+
+def test_a_table(script: ModuleType, tmp_path: Path) -> None:
+    rows = [
+        {"case": "causal, 4k", "measured": 0.98765, "floor": 0.97, "unit": "x"},
+        {"case": "memory", "measured": 12345, "ceiling": 150_000, "unit": "kB"},
+        {"case": "note", "measured": "skipped"},
+    ]
+    (tmp_path / "one_case.json").write_text(json.dumps({"machine": "2 cores", "rows": rows}))
+    assert script.tables(tmp_path.glob("*.json")).splitlines() == [
+        "**one case**, on 2 cores",
+        "",
+        "| case | measured | required |",
+        "|---|---|---|",
+        "| causal, 4k | 0.988 x | ≥ 0.97 x |",
+        "| memory | 12,345 kB | ≤ 150,000 kB |",
+        "| note | skipped |  |",
+    ]
+    assert script.table(rows[:1], "x") == script.table({"rows": rows[:1]}, "x")
+
+
+def test_without_results_it_says_so(script: ModuleType) -> None:
+    assert script.tables([]) == script.NOTHING
+
+
+def test_missing_marks_are_refused(script: ModuleType) -> None:
+    with pytest.raises(ValueError, match="expected the marks"):
+        script.rewritten("no marks here", "table")
