@@ -13,15 +13,17 @@ help:  ## list the targets
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 10) and f"tilefold needs Python 3.10 or newer; $(PYTHON) is {v}. Try: make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@echo "Setting up $(VENV), once; this takes a minute or a few ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: $(STAMP)  ## train, verify, measure and sample on this machine (options: make demo ARGS="--device cuda")
 	@$(BIN)/python -m tilefold.demo $(ARGS)
 
 test: $(STAMP)  ## run the tests that need neither a GPU nor patience (options: make test ARGS="-k masks")
-	$(BIN)/python -m pytest -q $(ARGS)
+	@# Test tensors are small: more threads would wait for each other longer than they work.
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q $(ARGS)
 
 check: $(STAMP)  ## lint and type-check
 	$(BIN)/ruff check .

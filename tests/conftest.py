@@ -1,4 +1,4 @@
-"""Set-up for all tests: fresh memory is poisoned, draws are seeded, examples of hypothesis have no deadline."""
+"""Set-up for all tests: fresh memory is poisoned, draws are seeded, hypothesis has no deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Bugs once reported against other attention libraries, kept out by their whole kind: sizes, offsets, devices, installation."""
+"""Bugs once reported against other attention libraries, kept out by their whole kind: sizes, offsets,
+devices, installation.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,27 @@ import torch
 
 from tilefold import attention, attention_varlen, errors, masks
 
-
 # Empty sizes.
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize(
     "q_shape, k_shape",
-    [((0, 10, 39, 64), (0, 10, 16, 64)), ((2, 10, 0, 64), (2, 5, 16, 64)), ((2, 10, 39, 64), (2, 2, 0, 64)), ((0, 4, 0, 8), (0, 2, 0, 8)),
-     ((2, 0, 39, 64), (2, 2, 16, 64))],
+    [
+        ((0, 10, 39, 64), (0, 10, 16, 64)),
+        ((2, 10, 0, 64), (2, 5, 16, 64)),
+        ((2, 10, 39, 64), (2, 2, 0, 64)),
+        ((0, 4, 0, 8), (0, 2, 0, 8)),
+        ((2, 0, 39, 64), (2, 2, 16, 64)),
+    ],
     ids=["no batch", "no queries", "no keys", "nothing", "no query heads"],
-)  # fmt: skip
-@pytest.mark.parametrize("mask", [None, masks.causal(), masks.window(3, 3) & ~masks.prefix(2)], ids=["full", "causal", "mixed"])
-def test_empty_sizes_give_empty_results(q_shape: tuple[int, ...], k_shape: tuple[int, ...], dtype: torch.dtype, mask: masks.Mask) -> None:
+)
+@pytest.mark.parametrize(
+    "mask", [None, masks.causal(), masks.window(3, 3) & ~masks.prefix(2)], ids=["full", "causal", "mixed"]
+)
+def test_empty_sizes_give_empty_results(
+    q_shape: tuple[int, ...], k_shape: tuple[int, ...], dtype: torch.dtype, mask: masks.Mask
+) -> None:
     """Dao-AILab/flash-attention#1159: a batch of size 0 raised instead of returning an empty result."""
     q = torch.randn(q_shape, dtype=dtype, requires_grad=True)
     k, v = (torch.randn(k_shape, dtype=dtype, requires_grad=True) for _ in range(2))
@@ -60,20 +70,37 @@ def test_packed_calls_may_hold_no_tokens_and_no_documents(offsets: list[int]) ->
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize(
     "offsets, reason",
-    [([0, 256, 512, 768], "768"), ([0, 200, 100, 256], "100 after 200"), ([5, 100, 200, 256], "start at 0"), ([0, 300, 300, 300], "300"),
-     ([-4, 0, 100, 256], "start at 0")],
+    [
+        ([0, 256, 512, 768], "768"),
+        ([0, 200, 100, 256], "100 after 200"),
+        ([5, 100, 200, 256], "start at 0"),
+        ([0, 300, 300, 300], "300"),
+        ([-4, 0, 100, 256], "start at 0"),
+    ],
     ids=["past the tensor", "decreasing", "not from 0", "one long document", "negative"],
-)  # fmt: skip
-@pytest.mark.parametrize("options", [{}, {"dropout_p": 0.1, "seed": 1}, {"alibi_slopes": torch.ones(16)}], ids=["plain", "dropout", "alibi"])
-def test_offsets_that_do_not_fit_are_refused_by_name(which: str, dtype: torch.dtype, offsets: list[int], reason: str, options: dict) -> None:
+)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"dropout_p": 0.1, "seed": 1}, {"alibi_slopes": torch.ones(16)}],
+    ids=["plain", "dropout", "alibi"],
+)
+def test_offsets_that_do_not_fit_are_refused_by_name(
+    which: str, dtype: torch.dtype, offsets: list[int], reason: str, options: dict
+) -> None:
     """Dao-AILab/flash-attention#2381: they caused illegal memory accesses far from the cause."""
     q, k, v = (torch.randn(256, 16, 32).bfloat16() for _ in range(3))
     right = torch.tensor([0, 100, 200, 256], dtype=dtype)
     cu = {"cu_seqlens_q": right, "cu_seqlens_k": right, which: torch.tensor(offsets, dtype=dtype)}
-    with pytest.raises(ValueError, match=rf"{which}.*expected .*{re.escape(reason)}|{which}.*got .*{re.escape(reason)}"):
+    with pytest.raises(
+        ValueError, match=rf"{which}.*expected .*{re.escape(reason)}|{which}.*got .*{re.escape(reason)}"
+    ):
         attention_varlen(q, k, v, **cu, **options)
     with pytest.raises(ValueError, match=which):
-        attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), mask=masks.documents(**cu), **{n: x for n, x in options.items()})
+        attention(
+            *(x.transpose(0, 1)[None] for x in (q, k, v)),
+            mask=masks.documents(**cu),
+            **options,
+        )
 
 
 def test_offsets_of_both_integer_types_are_one() -> None:
@@ -108,7 +135,11 @@ def test_head_counts_that_do_not_divide_are_refused_at_every_door(heads: int, ke
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("v_shape", [(1, 1, 6, 8), (1, 1, 4, 8), (1, 2, 5, 8), (2, 1, 5, 8)], ids=["longer", "shorter", "heads", "batch"])
+@pytest.mark.parametrize(
+    "v_shape",
+    [(1, 1, 6, 8), (1, 1, 4, 8), (1, 2, 5, 8), (2, 1, 5, 8)],
+    ids=["longer", "shorter", "heads", "batch"],
+)
 def test_keys_and_values_of_different_sizes_are_refused(v_shape: tuple[int, ...], device: str) -> None:
     """pytorch/pytorch#193728: one backend read past the end of the keys."""
     buffer = torch.zeros(1, 1, 6, 8, device=device)
@@ -150,10 +181,15 @@ import torch, tilefold
 q = torch.ones(1, 2, 8, 16, requires_grad=True)
 tilefold.attention(q, q, q, mask=tilefold.masks.causal()).sum().backward()
 assert q.grad is not None
-assert not any(name.split(".")[0] in ("triton", "hypothesis", "pytest") for name, module in sys.modules.items() if module is not None)
+loaded = {name.split(".")[0] for name, module in sys.modules.items() if module is not None}
+assert not loaded & {"triton", "hypothesis", "pytest"}
 print("done")
 """
-    bare = {name: value for name, value in os.environ.items() if name in ("PYTHONPATH", "LD_LIBRARY_PATH", "HOME")}
+    bare = {
+        name: value for name, value in os.environ.items() if name in ("PYTHONPATH", "LD_LIBRARY_PATH", "HOME")
+    }
     environment = bare | {"PATH": "/nonexistent", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False
+    )
     assert done.stdout.strip() == "done", done.stderr

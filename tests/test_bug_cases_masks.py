@@ -1,4 +1,6 @@
-"""Bugs once reported against other attention libraries, kept out by their whole kind: masks, diagonals, windows, packed sequences."""
+"""Bugs once reported against other attention libraries, kept out by their whole kind: masks, diagonals,
+windows, packed sequences.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,19 @@ def counts(Lq: int, Lk: int, mask: Mask | None) -> list[int]:
 # Rows without keys.
 
 
-@pytest.mark.parametrize("dtype, D, Lq, Lk", [(torch.float32, 8, 8, 8), (torch.float16, 64, 8, 130), (torch.bfloat16, 64, 8, 130)])
+@pytest.mark.parametrize(
+    "dtype, D, Lq, Lk", [(torch.float32, 8, 8, 8), (torch.float16, 64, 8, 130), (torch.bfloat16, 64, 8, 130)]
+)
 def test_rows_without_keys_are_zero_not_nan(dtype: torch.dtype, D: int, Lq: int, Lk: int) -> None:
-    """pytorch/pytorch#103963: boolean masks with rows that allow no key turned outputs and gradients into NaN."""
+    """pytorch/pytorch#103963: boolean masks with rows that allow no key turned outputs and gradients into
+    NaN.
+    """
     q, k, v = (torch.rand(1, 1, length, D).to(dtype) for length in (Lq, Lk, Lk))
     allowed = torch.zeros(1, 1, Lq, Lk, dtype=torch.bool)
     allowed[..., :4, : Lk // 2] = True
-    call = Call(q, k, v, torch.ones(1, 1, Lq, D, dtype=dtype), torch.ones(1, 1, Lq), {"mask": masks.dense(allowed)})
+    call = Call(
+        q, k, v, torch.ones(1, 1, Lq, D, dtype=dtype), torch.ones(1, 1, Lq), {"mask": masks.dense(allowed)}
+    )
     results = evaluate.observe(SUBJECT, call)
     evaluate.expect(call).check(results, "rows 4-7 empty")
     assert not results["out"][:, :, 4:].any()
@@ -65,7 +73,9 @@ BEHIND: dict[str, Mask] = {
     "window": masks.window(0, 0),
     "padding": masks.padding(torch.tensor([1])),
     "prefix": masks.prefix(1),
-    "columns": masks.columns(torch.tensor([[2, 0], [2, 2]], dtype=torch.int32).reshape(1, 1, 2, 2), causal=False),
+    "columns": masks.columns(
+        torch.tensor([[2, 0], [2, 2]], dtype=torch.int32).reshape(1, 1, 2, 2), causal=False
+    ),
 }
 
 
@@ -73,7 +83,9 @@ BEHIND: dict[str, Mask] = {
 @pytest.mark.parametrize("where", ["k", "v"])
 @pytest.mark.parametrize("mask", BEHIND.values(), ids=BEHIND.keys())
 def test_what_a_mask_hides_is_not_read(mask: Mask, where: str, value: float) -> None:
-    """pytorch/pytorch#101967: NaN or inf in a forbidden key or value reached the output; a huge finite value did not."""
+    """pytorch/pytorch#101967: NaN or inf in a forbidden key or value reached the output; a huge finite value
+    did not.
+    """
     base = torch.arange(8.0).reshape(1, 1, 2, 4)
     visible = mask.materialize(1, 1, 2, 2)[0, 0, :, 1]
     blind = ~visible
@@ -88,7 +100,7 @@ def test_what_a_mask_hides_is_not_read(mask: Mask, where: str, value: float) -> 
         call = Call(changed["q"][:, :, rows], changed["k"], changed["v"], dout[:, :, rows], None, {})
         narrowed = masks.dense(mask.materialize(1, 1, 2, 2)[:, :, rows])
         whole = attention(changed["q"], changed["k"], changed["v"], mask=mask, return_lse=True)
-        results = evaluate.observe(SUBJECT, call.with_arguments(mask=narrowed))  # type: ignore[arg-type]
+        results = evaluate.observe(SUBJECT, call.with_arguments(mask=narrowed))
         return results | {"whole out": whole[0][:, :, rows], "whole lse": whole[1][:, :, rows]}
 
     spoiled, clean = with_value(value), with_value(7.0)
@@ -105,7 +117,9 @@ def test_what_a_mask_hides_is_not_read(mask: Mask, where: str, value: float) -> 
     "lengths, bottom_right, top_left",
     [((2, 5), [4, 5], [1, 2]), ((5, 2), [0, 0, 0, 1, 2], [1, 2, 2, 2, 2]), ((3, 3), [1, 2, 3], [1, 2, 3])],
 )
-def test_causal_is_aligned_as_its_name_says(lengths: tuple[int, int], bottom_right: list[int], top_left: list[int]) -> None:
+def test_causal_is_aligned_as_its_name_says(
+    lengths: tuple[int, int], bottom_right: list[int], top_left: list[int]
+) -> None:
     """pytorch/pytorch#108108: the causal flag meant top-left in one library and bottom-right in another."""
     assert counts(*lengths, masks.causal()) == bottom_right
     assert counts(*lengths, masks.causal(align="bottom-right")) == bottom_right
@@ -127,8 +141,12 @@ def test_packed_documents_with_more_queries_than_keys_have_finite_gradients() ->
     assert q.grad is not None
     assert k.grad is not None
     assert v.grad is not None
-    # One visible key: its weight is 1 whatever the score, so the true gradients are 0 (up to the rounding of equal terms).
-    unit = float(torch.finfo(torch.float32).eps * (v.detach().float().abs().sum(-1) * k.detach().float().abs().amax()).max())
+    # One visible key: its weight is 1 whatever the score, so the true gradients are 0 (up to the rounding of
+    # equal terms).
+    unit = float(
+        torch.finfo(torch.float32).eps
+        * (v.detach().float().abs().sum(-1) * k.detach().float().abs().amax()).max()
+    )
     assert float(q.grad.abs().max()) <= unit
     assert float(k.grad.abs().max()) <= unit * 3
     assert torch.equal(v.grad, torch.ones_like(v))
@@ -144,9 +162,13 @@ def test_a_window_of_inclusive_offsets_holds_one_more_token_than_its_left_bound(
         assert visible_keys(1, 12, mask)[0][0] == [8, 9, 10, 11]
     assert visible_keys(12, 12, masks.window(4, 0))[0][11] == [7, 8, 9, 10, 11]
     packed = attention_varlen(
-        torch.zeros(12, 1, 8), torch.zeros(12, 1, 8), torch.eye(12)[:, None], torch.tensor([0, 12]), torch.tensor([0, 12]),
+        torch.zeros(12, 1, 8),
+        torch.zeros(12, 1, 8),
+        torch.eye(12)[:, None],
+        torch.tensor([0, 12]),
+        torch.tensor([0, 12]),
         mask=masks.window(3, 0),
-    )  # fmt: skip
+    )
     assert packed[11, 0].nonzero().flatten().tolist() == [8, 9, 10, 11]
     assert torch.equal(packed[11, 0, 8:], torch.full((4,), 0.25))
 
@@ -173,11 +195,14 @@ def test_a_narrow_or_negative_window_is_honoured_exactly() -> None:
 
 
 def test_no_rule_is_dropped_when_several_are_given() -> None:
-    """pytorch/pytorch#187801: a mask and the causal flag together ran, and one of them was silently ignored."""
+    """pytorch/pytorch#187801: a mask and the causal flag together ran; one of them was ignored."""
     q, k, v = (torch.randn(2, 4, 8, 16) for _ in range(3))
     zero = attention(q, k, v, bias=torch.zeros(8, 8), mask=masks.causal())
-    tolerance.check({"out": zero}, {"out": attention(*(x.double() for x in (q, k, v)), mask=masks.causal())},
-                    {"out": attention(q, k, v, mask=masks.causal())})  # fmt: skip
+    tolerance.check(
+        {"out": zero},
+        {"out": attention(*(x.double() for x in (q, k, v)), mask=masks.causal())},
+        {"out": attention(q, k, v, mask=masks.causal())},
+    )
     allowed = torch.rand(8, 8) < 0.7
     documents = masks.documents(torch.tensor([0, 3, 8]))
     mask = masks.dense(allowed) & masks.causal() & masks.window(2, None) & documents
@@ -191,7 +216,11 @@ def test_no_rule_is_dropped_when_several_are_given() -> None:
 # Packed sequences.
 
 
-@pytest.mark.parametrize("options", [{}, {"dropout_p": 0.2, "seed": 1}, {"alibi_slopes": torch.ones(8)}], ids=["plain", "dropout", "alibi"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"dropout_p": 0.2, "seed": 1}, {"alibi_slopes": torch.ones(8)}],
+    ids=["plain", "dropout", "alibi"],
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_tokens_past_the_last_offset_are_defined(dtype: torch.dtype, options: dict[str, Tensor]) -> None:
     """Dao-AILab/flash-attention#1228: the tail of the output and of the gradients was uninitialised."""
@@ -210,7 +239,9 @@ def test_tokens_past_the_last_offset_are_defined(dtype: torch.dtype, options: di
     def documents(x: Tensor) -> Tensor:
         return x[:480].unflatten(0, (3, 160)).transpose(1, 2)
 
-    call = Call(documents(q), documents(k), documents(v), documents(dout), None, {"mask": masks.causal(), **options})
+    call = Call(
+        documents(q), documents(k), documents(v), documents(dout), None, {"mask": masks.causal(), **options}
+    )
     results = {name: documents(x) for name, x in zip(("grad q", "grad k", "grad v"), gradients, strict=True)}
     results |= {"out": documents(out.detach()), "lse": documents(lse.detach().transpose(0, 1))}
     evaluate.expect(call).check(results, "documents")
@@ -223,27 +254,36 @@ def catalogue() -> dict[str, Mask]:
     return {
         "causal": masks.causal(),
         "packed causal": masks.documents(torch.tensor([0, 2, 4]), within=masks.causal()),
-        "window and padding": masks.documents(torch.tensor([0, 2, 4]), within=masks.window(1, 0)) & masks.padding(torch.tensor([3])),
+        "window and padding": masks.documents(torch.tensor([0, 2, 4]), within=masks.window(1, 0))
+        & masks.padding(torch.tensor([3])),
         "negated": ~masks.window(1, 1) | masks.prefix(1),
-        "columns": masks.columns(torch.tensor([1, 4, 2, 4, 3, 4, 4, 4], dtype=torch.int32).reshape(1, 1, 4, 2), causal=True),
+        "columns": masks.columns(
+            torch.tensor([1, 4, 2, 4, 3, 4, 4, 4], dtype=torch.int32).reshape(1, 1, 4, 2), causal=True
+        ),
         "dense": masks.dense(torch.eye(4).bool()),
         "shifted": masks.shift(masks.causal(), 1, 0, 5, 4),
         "random": masks.random_blocks(0.5, block=1, seed=3),
     }
 
 
-@pytest.mark.parametrize("change", [
-    lambda m: m.to("cpu"),
-    lambda m: m.to(torch.device("cpu")),
-    copy.deepcopy,
-    copy.copy,
-    lambda m: pickle.loads(pickle.dumps(m)),
-    lambda m: m.build(1, 1, 4, 4),
-    lambda m: masks.parse(*m.spec()),
-], ids=["to", "to device", "deepcopy", "copy", "pickle", "build", "parse"])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.to("cpu"),
+        lambda m: m.to(torch.device("cpu")),
+        copy.deepcopy,
+        copy.copy,
+        lambda m: pickle.loads(pickle.dumps(m)),
+        lambda m: m.build(1, 1, 4, 4),
+        lambda m: masks.parse(*m.spec()),
+    ],
+    ids=["to", "to device", "deepcopy", "copy", "pickle", "build", "parse"],
+)
 @pytest.mark.parametrize("name", catalogue())
-def test_a_mask_keeps_its_rule_through_every_change(name: str, change: Callable[[Mask], Mask], request: pytest.FixtureRequest) -> None:
-    """facebookresearch/xformers#1185: a causal mask came back from .to(device) as its non-causal parent type."""
+def test_a_mask_keeps_its_rule_through_every_change(
+    name: str, change: Callable[[Mask], Mask], request: pytest.FixtureRequest
+) -> None:
+    """facebookresearch/xformers#1185: a causal mask came back from .to() as its non-causal parent type."""
     mask = catalogue()[name]
     changed = change(mask)
     assert torch.equal(changed.materialize(1, 1, 4, 4), mask.materialize(1, 1, 4, 4))
@@ -266,7 +306,10 @@ def test_a_closure_says_that_it_cannot_be_pickled() -> None:
     mask = masks.predicate(lambda b, h, q, k: q >= k + offset)
     with pytest.raises(Exception, match=r"predicate.*(pickle|build)|(pickle|build).*predicate"):
         pickle.dumps(mask)
-    assert torch.equal(pickle.loads(pickle.dumps(mask.build(1, 1, 4, 4))).materialize(1, 1, 4, 4), mask.materialize(1, 1, 4, 4))
+    assert torch.equal(
+        pickle.loads(pickle.dumps(mask.build(1, 1, 4, 4))).materialize(1, 1, 4, 4),
+        mask.materialize(1, 1, 4, 4),
+    )
 
 
 # Memory.
@@ -289,7 +332,9 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux only")
-@pytest.mark.parametrize("mask", ["masks.causal()", "masks.causal() & (masks.window(255, 0) | masks.prefix(16))"])
+@pytest.mark.parametrize(
+    "mask", ["masks.causal()", "masks.causal() & (masks.window(255, 0) | masks.prefix(16))"]
+)
 def test_a_mask_of_96000_tokens_takes_no_dense_memory(mask: str) -> None:
     """pytorch/pytorch#134756: building a block mask first materialised 9.2 GB."""
     used = extra_memory(f"""
@@ -315,13 +360,17 @@ def test_attention_over_a_window_of_96000_tokens_takes_linear_memory() -> None:
         def work(): run(96000)
     """)
     tensor = 96000 * 16 * 4
-    assert used < 24 * tensor  # q, k, v, out, their gradients, and as much again; one dense boolean mask would be 1500
+    assert (
+        used < 24 * tensor
+    )  # q, k, v, out, their gradients, and as much again; one dense boolean mask would be 1500
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux only")
 @pytest.mark.parametrize("D, dtype", [(64, "float32"), (64, "bfloat16"), (512, "float32")])
 def test_grouped_heads_take_no_quadratic_memory(D: int, dtype: str) -> None:
-    """pytorch/pytorch#154363: the grouped-head flag fell back to the unfused path for float32 and for large heads."""
+    """pytorch/pytorch#154363: the grouped-head flag fell back to the unfused path for float32 and for large
+    heads.
+    """
     S, Hq = (2048, 8) if D == 64 else (2048, 4)
     used = extra_memory(f"""
         def warm(): run(64)

@@ -1,8 +1,11 @@
-"""Bugs once reported against other attention libraries, kept out by their whole kind: numerics, dropout, gradients, layouts."""
+"""Bugs once reported against other attention libraries, kept out by their whole kind: numerics, dropout,
+gradients, layouts.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,12 +23,16 @@ SUBJECT = evaluate.Subject(None)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-def draws(q: tuple[int, ...], k: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+def draws(
+    q: tuple[int, ...], k: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor]:
     """q `[B, Hq, Lq, D]`, k and v `[B, Hk, Lk, D]`, Gaussian."""
     return torch.randn(q).to(dtype), torch.randn(k).to(dtype), torch.randn(k).to(dtype)
 
 
-def check(build: Callable[[], Call], context: str, wanted: tuple[str, ...] | None = None) -> dict[str, Tensor]:
+def check(
+    build: Callable[[], Call], context: str, wanted: tuple[str, ...] | None = None
+) -> dict[str, Tensor]:
     """The results of the first of several draws, all of which are held against the error budget together."""
     calls = [build() for _ in range(6)]
     results = [evaluate.observe(SUBJECT, call, wanted) for call in calls]
@@ -48,11 +55,14 @@ def far_below(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("cuts", [[], [3], [1, 2, 5]])
 def test_scores_far_below_zero_are_not_an_empty_row(dtype: torch.dtype, cuts: list[int]) -> None:
-    """flashinfer-ai/flashinfer#4267: a running maximum that starts from a finite sentinel zeroes rows below it."""
+    """flashinfer-ai/flashinfer#4267: a running maximum that starts from a finite sentinel zeroes rows below
+    it.
+    """
     q, k, v = far_below(dtype)
     edges = [0, *cuts, 6]
     parts = [
-        Partial(*attention(q, k[:, :, a:b], v[:, :, a:b], return_lse=True)) for a, b in zip(edges[:-1], edges[1:], strict=True)
+        Partial(*attention(q, k[:, :, a:b], v[:, :, a:b], return_lse=True))
+        for a, b in itertools.pairwise(edges)
     ]
     out, lse = merge(parts)
     expected = torch.softmax(torch.arange(6.0) * 8 / math.sqrt(128), 0)
@@ -68,9 +78,14 @@ def test_scores_far_below_zero_are_not_an_empty_row(dtype: torch.dtype, cuts: li
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("options", [{}, {"softcap": 1e6}, {"mask": masks.causal()}, {"bias": torch.zeros(4)}],
-                         ids=["plain", "softcap", "causal", "bias"])  # fmt: skip
-def test_dot_products_beyond_half_precision_are_accumulated_wider(dtype: torch.dtype, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"softcap": 1e6}, {"mask": masks.causal()}, {"bias": torch.zeros(4)}],
+    ids=["plain", "softcap", "causal", "bias"],
+)
+def test_dot_products_beyond_half_precision_are_accumulated_wider(
+    dtype: torch.dtype, options: dict[str, Any]
+) -> None:
     """pytorch/pytorch#119131: fp16 dot products past 65504 gave NaN where the fused path did not."""
     q = torch.full((1, 1, 4, 64), 350.0)
     k = torch.full((1, 1, 4, 64), 350.0)
@@ -127,7 +142,9 @@ def test_every_head_size_is_computed_with_its_own_scale(D: int) -> None:
     ],
 )
 def test_nothing_wraps_past_two_to_the_thirty_two(options: str, S: int) -> None:
-    """pytorch/pytorch#162588: late rows were wrong once Lq * Lk passed 2^32. Sampled rows against the definition, forward and dk."""
+    """pytorch/pytorch#162588: late rows were wrong once Lq * Lk passed 2^32. Sampled rows against the
+    definition, forward and dk.
+    """
     left, D = 40, 8
     q, k, v = draws((1, 1, S, D), (1, 1, S, D))
     bias = torch.randn(S) if options == "bias" else None
@@ -148,8 +165,12 @@ def test_nothing_wraps_past_two_to_the_thirty_two(options: str, S: int) -> None:
         else:
             local |= {"dropout_p": 0.3, "seed": torch.tensor(9)}
         at = Positions(q_origin=r, k_origin=first, diagonal=0)
-        true, _ = reference.attention(q[:, :, r : r + 1].double(), near, v[:, :, first : r + 1].double(), positions=at, **local)
-        assert tolerance.max_error(out[:, :, r : r + 1], true) <= 16 * torch.finfo(torch.float32).eps * float(v.abs().max()), r
+        true, _ = reference.attention(
+            q[:, :, r : r + 1].double(), near, v[:, :, first : r + 1].double(), positions=at, **local
+        )
+        assert tolerance.max_error(out[:, :, r : r + 1], true) <= 16 * torch.finfo(torch.float32).eps * float(
+            v.abs().max()
+        ), r
         true_dk[:, :, first : r + 1] += torch.autograd.grad(true.sum(), near)[0]
     seen = true_dk.abs().sum(-1) > 0
     assert not dk[~seen].any()
@@ -163,6 +184,7 @@ def test_nothing_wraps_past_two_to_the_thirty_two(options: str, S: int) -> None:
 @pytest.mark.parametrize("kind", ["transposed", "scalar_expanded", "strided", "sliced"])
 def test_the_layout_of_the_incoming_gradient_does_not_matter(kind: str, dtype: torch.dtype) -> None:
     """Dao-AILab/flash-attention#355: backward was wrong unless the incoming gradient was contiguous."""
+
     def build() -> Call:
         q, k, v = (torch.randn(2, 32, heads, 128).transpose(1, 2).to(dtype) for heads in (4, 1, 1))
         return Call(q, k, v, inputs.LAYOUTS[kind](torch.randn(2, 4, 32, 128).to(dtype)), None, {})
@@ -192,7 +214,9 @@ def test_a_module_in_evaluation_does_not_drop() -> None:
 
 
 def test_a_seed_decides_alone_which_probabilities_are_dropped() -> None:
-    """pytorch/pytorch#124464 and facebookresearch/xformers#173: not the module's mode, nor addresses, nor other draws."""
+    """pytorch/pytorch#124464 and facebookresearch/xformers#173: not the module's mode, nor addresses, nor
+    other draws.
+    """
     q, k, v = (x.requires_grad_() for x in draws((1, 4, 32, 16), (1, 4, 32, 16)))
 
     def run(seed: int) -> tuple[Tensor, ...]:
@@ -205,7 +229,9 @@ def test_a_seed_decides_alone_which_probabilities_are_dropped() -> None:
     assert len(junk) == 20
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert not torch.equal(first[0], run(2)[0])
-    share = attention(torch.zeros_like(q), torch.zeros_like(k), torch.eye(32).expand(1, 4, 32, 32), dropout_p=0.5, seed=1)
+    share = attention(
+        torch.zeros_like(q), torch.zeros_like(k), torch.eye(32).expand(1, 4, 32, 32), dropout_p=0.5, seed=1
+    )
     assert float((share == 0).float().mean()) == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(4 * 32 * 32))
 
 
@@ -222,7 +248,12 @@ def test_deterministic_calls_are_bit_identical(variant: str) -> None:
     for _ in range(6):
         if variant == "packed":
             out, lse = attention_varlen(
-                *(x[0].transpose(0, 1) for x in (q, k, v)), cu, cu, mask=mask, deterministic=True, return_lse=True
+                *(x[0].transpose(0, 1) for x in (q, k, v)),
+                cu,
+                cu,
+                mask=mask,
+                deterministic=True,
+                return_lse=True,
             )
         else:
             out, lse = attention(q, k, v, mask=mask, deterministic=True, return_lse=True)
@@ -243,7 +274,9 @@ def test_a_single_argument_can_ask_for_its_gradient(only: str, D: int) -> None:
 
         def build(extra: dict[str, Any] = extra) -> Call:
             more = {"bias": torch.randn(1, 1, 64, 64), "sink": torch.randn(2), "alibi_slopes": torch.rand(2)}
-            return Call(*draws((1, 2, 64, D), (1, 1, 64, D)), torch.ones(1, 2, 64, D), None, {**more, **extra})
+            return Call(
+                *draws((1, 2, 64, D), (1, 1, 64, D)), torch.ones(1, 2, 64, D), None, {**more, **extra}
+            )
 
         results = check(build, only, wanted=(only,))
         assert results[f"grad {only}"].abs().max() > 0
@@ -270,7 +303,9 @@ def test_gradients_flow_through_the_lse(causal: bool, dtype: torch.dtype) -> Non
     def derive(run: Any, tensors: list[Tensor], **more: Any) -> dict[str, Tensor]:
         found = {}
         for index, loss in enumerate(losses(*run(*tensors, mask=mask, **more))):
-            gradients = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
+            gradients = torch.autograd.grad(
+                loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
             found |= {f"loss {index} d{name}": g for name, g in zip("qkv", gradients, strict=True)}
         return found
 
@@ -285,10 +320,16 @@ def test_gradients_flow_through_the_lse(causal: bool, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("S", [256, 200])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"mask": masks.causal()}, {"mask": masks.window(40, 10)}, {"softcap": 2.0}, {"alibi_slopes": torch.tensor([0.1, 0.5])},
-     {"mask": masks.causal(), "softcap": 2.0, "alibi_slopes": torch.tensor([0.1, 0.5])}],
+    [
+        {},
+        {"mask": masks.causal()},
+        {"mask": masks.window(40, 10)},
+        {"softcap": 2.0},
+        {"alibi_slopes": torch.tensor([0.1, 0.5])},
+        {"mask": masks.causal(), "softcap": 2.0, "alibi_slopes": torch.tensor([0.1, 0.5])},
+    ],
     ids=["plain", "causal", "window", "softcap", "alibi", "all"],
-)  # fmt: skip
+)
 def test_backward_honours_what_forward_honoured(S: int, options: dict[str, Any]) -> None:
     """triton-lang/triton#5660: gradients were always those of the causal problem."""
     options = {n: x.half() if isinstance(x, Tensor) else x for n, x in options.items()}
@@ -303,8 +344,10 @@ def test_backward_honours_what_forward_honoured(S: int, options: dict[str, Any])
 @pytest.mark.parametrize("bias_dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_a_bias_of_another_dtype_is_converted_not_reinterpreted(dtype: torch.dtype, bias_dtype: torch.dtype, requires_grad: bool) -> None:
-    """pytorch/pytorch#191612: an fp32 additive mask was read as if it were fp16. 0 and -inf as a causal rule."""
+def test_a_bias_of_another_dtype_is_converted_not_reinterpreted(
+    dtype: torch.dtype, bias_dtype: torch.dtype, requires_grad: bool
+) -> None:
+    """pytorch/pytorch#191612: an fp32 additive mask (here 0 and -inf) was read as if it were fp16."""
     q, k, v = draws((2, 4, 32, 16), (2, 4, 32, 16), dtype)
     causal = torch.zeros(32, 32, dtype=bias_dtype).masked_fill(torch.ones(32, 32).triu(1).bool(), -torch.inf)
     bias = causal.requires_grad_(requires_grad)

@@ -1,4 +1,6 @@
-"""The instruments themselves: a tolerance that accepts everything, or a poison that fills nothing, would prove nothing."""
+"""The instruments themselves: a tolerance that accepts everything, or a poison that fills nothing, would
+prove nothing.
+"""
 
 from __future__ import annotations
 

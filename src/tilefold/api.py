@@ -82,7 +82,7 @@ def attention(
 
     Source: FlashAttention (Dao et al. 2022) and FlashAttention-2 (Dao 2023).
     """
-    if isinstance(q, Tensor) and torch.is_autocast_enabled(q.device.type):
+    if isinstance(q, Tensor) and q.device.type != "meta" and torch.is_autocast_enabled(q.device.type):
         q, k, v = _autocast(q, k, v)
     try:
         spec, mask_tensors = _FULL if mask is None else _spelled(mask, q, k)
@@ -185,7 +185,7 @@ def attention_varlen(
     Returns:
         `out [Tq, Hq, Dv]`, or `(out, lse)` with `lse [Hq, Tq]`.
     """
-    if isinstance(q, Tensor) and torch.is_autocast_enabled(q.device.type):
+    if isinstance(q, Tensor) and q.device.type != "meta" and torch.is_autocast_enabled(q.device.type):
         q, k, v = _autocast(q, k, v)
     call = Arguments(
         q, k, v, mask, scale, softcap, alibi_slopes, None, sink, dropout_p, seed, deterministic,

@@ -25,7 +25,10 @@ def leaves() -> st.SearchStrategy[Mask]:
         st.builds(masks.prefix, st.integers(0, 50)),
         st.builds(masks.dilated, st.integers(1, 9), st.integers(1, 4)),
         st.builds(lambda length: masks.padding(torch.tensor([length, 3])), st.integers(0, 33)),
-        st.builds(lambda cut: masks.documents(torch.tensor([0, cut, 33]), torch.tensor([0, 9, 33])), st.integers(0, 33)),
+        st.builds(
+            lambda cut: masks.documents(torch.tensor([0, cut, 33]), torch.tensor([0, 9, 33])),
+            st.integers(0, 33),
+        ),
         st.builds(lambda seed: masks.random_blocks(0.5, block=8, seed=seed), st.integers(0, 9)),
     )
 
@@ -66,7 +69,7 @@ def test_the_form_of_a_mask_does_not_matter(name: str, lengths: tuple[int, int])
     call = call_with(mask, Lq=Lq, Lk=Lk)
     expected = evaluate.expect(call)
     for form in (mask, mask.build(2, 2, Lq, Lk), masks.dense(call.visible())):
-        expected.check(evaluate.observe(EAGER, call.with_arguments(mask=form)), repr(form))  # type: ignore[arg-type]
+        expected.check(evaluate.observe(EAGER, call.with_arguments(mask=form)), repr(form))
 
 
 @pytest.mark.parametrize("name", ["causal", "documents_causal", "sinks_and_window", "columns4", "dense_each"])
@@ -78,7 +81,9 @@ def test_hiding_one_more_key_is_removing_it(name: str) -> None:
     call = call_with(masks.dense(visible), Lq=80, Lk=80)
     others = torch.arange(80) != 37
     shorter = call.with_arguments(
-        k=call.k[:, :, others], v=call.v[:, :, others], mask=masks.dense(visible[..., others])  # type: ignore[arg-type]
+        k=call.k[:, :, others],
+        v=call.v[:, :, others],
+        mask=masks.dense(visible[..., others]),
     )
     expected = evaluate.expect(shorter)
     results = evaluate.observe(EAGER, call)

@@ -1,4 +1,6 @@
-"""Partial results form a commutative monoid: the merge is associative, has an identity, and keeps the order of parts out of it."""
+"""Partial results form a commutative monoid: the merge is associative, has an identity, and keeps the order
+of parts out of it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def some_part(dtype: torch.dtype, shape: tuple[int, ...] = (2, 3, 5)) -> Partial
     hidden=st.floats(0.0, 1.0),
     seed=st.integers(0, 1000),
 )
-def test_any_split_of_the_keys_merges_to_the_whole(cuts: list[int], factor: float, hidden: float, seed: int) -> None:
+def test_any_split_of_the_keys_merges_to_the_whole(
+    cuts: list[int], factor: float, hidden: float, seed: int
+) -> None:
     draw = torch.Generator().manual_seed(seed)
     scores = torch.randn(6, 40, generator=draw, dtype=torch.float64) * factor
     scores = scores.masked_fill(torch.rand(6, 40, generator=draw) < hidden, -torch.inf)
@@ -67,11 +71,15 @@ def test_any_split_of_the_keys_merges_to_the_whole(cuts: list[int], factor: floa
 @given(order=st.permutations(range(4)), seed=st.integers(0, 1000))
 def test_the_order_of_parts_does_not_matter(order: list[int], seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
-    parts = [Partial(torch.randn(5, 3, generator=draw), torch.randn(5, generator=draw) * 10) for _ in range(4)]
+    parts = [
+        Partial(torch.randn(5, 3, generator=draw), torch.randn(5, generator=draw) * 10) for _ in range(4)
+    ]
     wide = merge([Partial(part.out.double(), part.lse.double()) for part in parts])
     for candidate in (merge([parts[i] for i in order]), merge([merge(parts[:2]), merge(parts[2:])])):
         # Four terms of weight at most one: as many rounding units as there are additions and scalings.
-        assert tolerance.max_error(candidate.out, wide.out) <= 8 * torch.finfo(torch.float32).eps * parts_size(parts)
+        assert tolerance.max_error(candidate.out, wide.out) <= 8 * torch.finfo(
+            torch.float32
+        ).eps * parts_size(parts)
         assert tolerance.max_error(candidate.lse, wide.lse) <= 4 * torch.finfo(torch.float32).eps * 40
 
 
@@ -174,7 +182,7 @@ def test_merging_returns_new_tensors_and_leaves_its_parts_alone() -> None:
 @pytest.mark.parametrize("cuts", [[1], [64], [13, 14, 90]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_large_sink_is_counted_once_over_any_number_of_parts(cuts: list[int], dtype: torch.dtype) -> None:
-    """NVIDIA/TransformerEngine#2541: a sink of 20 per head, where dropping it or counting it per chunk shows."""
+    """NVIDIA/TransformerEngine#2541: a sink of 20, where dropping it or counting it per chunk shows."""
     shape = (1, 4, 128, 64)
     q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3))
     sink = torch.full((4,), 20.0, dtype=dtype, requires_grad=True)
@@ -184,7 +192,9 @@ def test_a_large_sink_is_counted_once_over_any_number_of_parts(cuts: list[int], 
         parts = []
         for start, end in itertools.pairwise([0, *cuts, 128]):
             shifted = tilefold.masks.shift(mask, 0, start, 128, 128)
-            part = tilefold.attention(q, k[:, :, start:end], v[:, :, start:end], mask=shifted, return_lse=True)
+            part = tilefold.attention(
+                q, k[:, :, start:end], v[:, :, start:end], mask=shifted, return_lse=True
+            )
             parts.append(Partial(*part))
         lse = sink.to(parts[0].lse.dtype)[:, None].expand_as(parts[0].lse)
         whole = merge([*parts, Partial(torch.zeros_like(parts[0].out), lse)])

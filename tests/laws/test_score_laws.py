@@ -19,14 +19,24 @@ B, HQ, HK, LQ, LK, D = 2, 4, 2, 70, 90, 32
 
 def tensors(dtype: torch.dtype = torch.float32, **sizes: int) -> tuple[Tensor, Tensor, Tensor]:
     q = torch.randn(B, sizes.get("Hq", HQ), sizes.get("Lq", LQ), sizes.get("D", D), dtype=dtype)
-    k, v = (torch.randn(B, sizes.get("Hk", HK), sizes.get("Lk", LK), sizes.get("D", D), dtype=dtype) for _ in range(2))
+    k, v = (
+        torch.randn(B, sizes.get("Hk", HK), sizes.get("Lk", LK), sizes.get("D", D), dtype=dtype)
+        for _ in range(2)
+    )
     return q, k, v
 
 
 def agree(
-    one: Callable[..., tuple[Tensor, Tensor]], other: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, **more: Tensor
+    one: Callable[..., tuple[Tensor, Tensor]],
+    other: dict[str, Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    **more: Tensor,
 ) -> None:
-    """`one(q, k, v, ...)` is `attention(q, k, v, **other)`: both within the error budget of the reference of `other`."""
+    """`one(q, k, v, ...)` is `attention(q, k, v, **other)`: both within the error budget of the reference of
+    `other`.
+    """
     dout = torch.randn(*q.shape[:3], v.shape[3], dtype=q.dtype)
     call = Call(q, k, v, dout, torch.randn(q.shape[:3]), {**other, **more})
     expected = evaluate.expect(call)
@@ -122,7 +132,9 @@ def test_a_softcap_bounds_the_weights() -> None:
 
 
 def test_the_order_of_options_is_scale_softcap_alibi_bias_mask_sink() -> None:
-    """Each pair of neighbours does not commute, so a backend that swaps two of them shows here, against numbers written out."""
+    """Each pair of neighbours does not commute, so a backend that swaps two of them shows here, against
+    numbers written out.
+    """
     q, k, v = (torch.randn(1, 1, 3, 4, dtype=torch.float64) for _ in range(3))
     bias, slopes, sink = (torch.randn(shape, dtype=torch.float64) for shape in ((3, 3), (1,), (1,)))
     s = 2.0 * q[0, 0] @ k[0, 0].T
@@ -131,7 +143,13 @@ def test_the_order_of_options_is_scale_softcap_alibi_bias_mask_sink() -> None:
     s = (s + bias).masked_fill(torch.ones(3, 3).triu(1).bool(), -torch.inf)
     columns = torch.cat([s, sink.expand(3, 1)], dim=-1)
     expected = columns.softmax(-1)[:, :3] @ v[0, 0]
-    options: dict[str, Any] = {"scale": 2.0, "softcap": 1.5, "alibi_slopes": slopes, "bias": bias, "sink": sink}
+    options: dict[str, Any] = {
+        "scale": 2.0,
+        "softcap": 1.5,
+        "alibi_slopes": slopes,
+        "bias": bias,
+        "sink": sink,
+    }
     for run in (attention, reference.attention):
         result = run(q, k, v, mask=masks.causal(), **options)
         out = result[0] if isinstance(result, tuple) else result
@@ -179,7 +197,11 @@ def test_options_of_another_float_dtype_are_converted_exactly(dtype: torch.dtype
     q, k, v = tensors(dtype)
     for other in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         narrow = torch.randn(HQ, 1, LK).to(torch.bfloat16)
-        options = {"bias": narrow.to(other), "sink": narrow[:, 0, 0].to(other), "alibi_slopes": narrow[:, 0, 1].abs().to(other)}
+        options = {
+            "bias": narrow.to(other),
+            "sink": narrow[:, 0, 0].to(other),
+            "alibi_slopes": narrow[:, 0, 1].abs().to(other),
+        }
         own = {name: x.to(dtype) for name, x in options.items()}
         if dtype == torch.float16:  # bfloat16 values of this size are not all exact in float16
             options, own = ({n: x.half().to(x.dtype) for n, x in group.items()} for group in (options, own))
@@ -189,4 +211,6 @@ def test_options_of_another_float_dtype_are_converted_exactly(dtype: torch.dtype
         out = attention(q, k, v, **leaves)
         assert torch.equal(out, attention(q, k, v, **own)), other
         out.float().sum().backward()
-        assert {name: x.grad.dtype for name, x in leaves.items() if x.grad is not None} == dict.fromkeys(leaves, other)
+        assert {name: x.grad.dtype for name, x in leaves.items() if x.grad is not None} == dict.fromkeys(
+            leaves, other
+        )

@@ -55,10 +55,10 @@ def documents(draw: st.DrawFn, sizes: Sizes, depth: int) -> Mask:
 
 
 @st.composite
-def shifted(draw: st.DrawFn, sizes: Sizes, depth: int) -> Mask:
+def shifted(draw: st.DrawFn, sizes: Sizes, depth: int, tensors: bool, functions: bool) -> Mask:
     dq, dk, more_q, more_k = (draw(st.integers(0, 4)) for _ in range(4))
     outer = Sizes(sizes.B, sizes.H, sizes.Lq + dq + more_q, sizes.Lk + dk + more_k)
-    return masks.shift(draw(expressions(outer, depth)), dq, dk, outer.Lq, outer.Lk)
+    return masks.shift(draw(expressions(outer, depth, False, tensors, functions)), dq, dk, outer.Lq, outer.Lk)
 
 
 @st.composite
@@ -163,7 +163,7 @@ def expressions(
     if tensors:
         options.append(documents(sizes, depth - 1))
     if not nested:
-        options.append(shifted(sizes, depth - 1))
+        options.append(shifted(sizes, depth - 1, tensors, functions))
     return st.one_of(*options)
 
 

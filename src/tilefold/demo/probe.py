@@ -25,7 +25,7 @@ class Cost:
     bytes: int
 
 
-def measure(call: Callable[[], Any], device: torch.device, patience: float = 1.0) -> Cost:
+def measure(call: Callable[[], Any], device: torch.device, patience: float = 0.5) -> Cost:
     """The best time of a few calls within about `patience` seconds, and the peak memory of one more."""
     peak = peak_bytes(call, device)
     best, spent = float("inf"), 0.0

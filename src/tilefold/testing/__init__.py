@@ -1,1 +1,3 @@
-"""Tests as a library: inputs that find bugs, an error budget, poisoned memory, and one suite of laws for every backend."""
+"""Tests as a library: inputs that find bugs, an error budget, poisoned memory, and one suite of laws for
+every backend.
+"""

@@ -94,17 +94,19 @@ class Call:
     def arguments(self) -> dict[str, Tensor]:
         """Every differentiable argument by name."""
         found = {"q": self.q, "k": self.k, "v": self.v}
-        found |= {name: self.options[name] for name in ("bias", "sink", "alibi_slopes") if name in self.options}
+        found |= {
+            name: self.options[name] for name in ("bias", "sink", "alibi_slopes") if name in self.options
+        }
         return found
 
-    def with_arguments(self, **tensors: Tensor) -> Call:
+    def with_arguments(self, **tensors: Any) -> Call:
         """A copy of the call with some differentiable arguments, or the mask, replaced."""
         options = self.options | {name: x for name, x in tensors.items() if name not in ("q", "k", "v")}
         parts = {name: tensors[name] for name in ("q", "k", "v") if name in tensors}
         return dataclasses.replace(self, options=options, **parts)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Call:
-        """A copy of the call with `function` applied to every differentiable argument and incoming gradient."""
+        """A copy with `function` applied to every differentiable argument and incoming gradient."""
         changed = self.with_arguments(**{name: function(x) for name, x in self.arguments.items()})
         dout, dlse = (function(x) if x is not None else None for x in (self.dout, self.dlse))
         return dataclasses.replace(changed, dout=dout, dlse=dlse)
@@ -159,7 +161,9 @@ MASKS: Mapping[str, Build] = {
     "dilated": lambda B, H, Lq, Lk, g: masks.dilated(9, 3),
     "strided": lambda B, H, Lq, Lk, g: masks.causal() & masks.strided(7),
     "prefix": lambda B, H, Lq, Lk, g: masks.prefix(11) | masks.causal(),
-    "prefix_each": lambda B, H, Lq, Lk, g: masks.prefix(torch.randint(0, Lk + 1, (B,), generator=g)) | masks.causal(),
+    "prefix_each": lambda B, H, Lq, Lk, g: (
+        masks.prefix(torch.randint(0, Lk + 1, (B,), generator=g)) | masks.causal()
+    ),
     "padding": lambda B, H, Lq, Lk, g: masks.padding(torch.randint(0, Lk + 1, (B,), generator=g)),
     "padding_left": lambda B, H, Lq, Lk, g: (
         masks.causal() & masks.padding(torch.randint(0, Lk + 1, (B,), generator=g), side="left")
@@ -175,7 +179,9 @@ MASKS: Mapping[str, Build] = {
     "global_tokens": lambda B, H, Lq, Lk, g: masks.global_tokens(2) | masks.window(8, 8),
     "columns2": lambda B, H, Lq, Lk, g: masks.columns(_columns(B, H, Lq, Lk, g, 2), causal=True),
     "columns1": lambda B, H, Lq, Lk, g: masks.columns(_columns(1, H, Lq, Lk, g, 1), causal=True),
-    "columns_upper": lambda B, H, Lq, Lk, g: masks.columns(_columns(B, H, Lq, Lk, g, 2).flip(-1), causal=False),
+    "columns_upper": lambda B, H, Lq, Lk, g: masks.columns(
+        _columns(B, H, Lq, Lk, g, 2).flip(-1), causal=False
+    ),
     "columns4": lambda B, H, Lq, Lk, g: masks.columns(_columns(B, 1, Lq, Lk, g, 4), causal=False),
     "random_blocks": lambda B, H, Lq, Lk, g: masks.random_blocks(0.4, block=16, seed=3),
     "bigbird": lambda B, H, Lq, Lk, g: masks.bigbird(window=1, global_blocks=1, random=2, block=8),
@@ -191,7 +197,6 @@ MASKS: Mapping[str, Build] = {
     "union": lambda B, H, Lq, Lk, g: masks.window(3, 0) | masks.window(20, -12) | masks.window(-8, 15),
 }
 
-_WITHOUT_OPTIONS = Case()
 _AXES: Mapping[str, Sequence[Any]] = {
     "batch": (1, 2, 3),
     "heads": ((4, 4), (4, 2), (6, 1), (1, 1)),
@@ -223,8 +228,9 @@ _EMPTY_AXES: Mapping[str, Sequence[Any]] = {
 def pairwise(axes: Mapping[str, Sequence[Any]], *, seed: int = 0, tries: int = 12) -> list[Case]:
     """A selection in which every pair of values of every two axes meets at least once.
 
-    Greedy: each row starts from a pair not yet met and takes the best of `tries` random fillings. Options that are off come first in their
-    axis and are drawn more often, so that a row combines few options, not all of them.
+    Greedy: each row starts from a pair not yet met and takes the best of `tries` random fillings. Options
+    that are off come first in their axis and are drawn more often, so that a row combines few options, not
+    all of them.
     """
     draw = random.Random(seed)
     names = list(axes)
@@ -259,44 +265,43 @@ def sample(axes: Mapping[str, Sequence[Any]], count: int, *, seed: int = 0) -> l
     """`count` random points of the grid."""
     draw = random.Random(seed)
     return [
-        Case(**{n: axes[n][_draw_index(n, len(axes[n]), draw)] for n in axes}, seed=1000 + i) for i in range(count)
+        Case(**{n: axes[n][_draw_index(n, len(axes[n]), draw)] for n in axes}, seed=1000 + i)
+        for i in range(count)
     ]
 
 
 # Long enough for several tiles in both directions, whatever the tile.
+_LONG_OPTIONS: list[dict[str, Any]] = [
+    {"mask": "none"},
+    {"mask": "causal"},
+    {"mask": "window", "sink": True},
+    {"mask": "documents_causal", "dtype": "bf16"},
+    {"mask": "columns4", "dropout_p": 0.25},
+    {"mask": "random_blocks", "bias": "QK"},
+    {"mask": "sinks_and_window", "alibi": "H", "softcap": 15.0},
+    {"mask": "dense_each", "dtype": "fp64"},
+]
 _LONG = [
-    Case(batch=1, heads=(2, 1), lengths=(520, 1100), dims=(32, 32), mask=mask, loss="both", seed=i, **options)
-    for i, (mask, options) in enumerate(
-        [
-            ("none", {}),
-            ("causal", {}),
-            ("window", {"sink": True}),
-            ("documents_causal", {"dtype": "bf16"}),
-            ("columns4", {"dropout_p": 0.25}),
-            ("random_blocks", {"bias": "QK"}),
-            ("sinks_and_window", {"alibi": "H", "softcap": 15.0}),
-            ("dense_each", {"dtype": "fp64"}),
-        ]
-    )
+    Case(batch=1, heads=(2, 1), lengths=(520, 1100), dims=(32, 32), loss="both", seed=seed, **options)
+    for seed, options in enumerate(_LONG_OPTIONS)
 ]
 # Every option alone, in every dtype: where one of these fails, the option is what fails.
-_SINGLE = [
-    dataclasses.replace(_WITHOUT_OPTIONS, dtype=dtype, loss="both", **{axis: value})
-    for dtype in DTYPES
-    for axis, value in [
-        ("sink", True),
-        ("softcap", 15.0),
-        ("scale", 0.3),
-        ("dropout_p", 0.25),
-        *(("alibi", x) for x in ("H", "BH")),
-        *(("bias", x) for x in BIASES),
-        *(("values", x) for x in inputs.VALUES),
-    ]
+_OPTIONS: list[dict[str, Any]] = [
+    {"sink": True},
+    {"softcap": 15.0},
+    {"scale": 0.3},
+    {"dropout_p": 0.25},
+    *({"alibi": x} for x in ("H", "BH")),
+    *({"bias": x} for x in BIASES),
+    *({"values": x} for x in inputs.VALUES),
 ]
+_SINGLE = [Case(dtype=dtype, loss="both", **option) for dtype in DTYPES for option in _OPTIONS]
 
 
 def grid(*, full: bool = False) -> list[Case]:
-    """The cases: every option alone, long ones, empty ones, and every pair of options; `full` adds 3000 random points."""
+    """The cases: every option alone, long ones, empty ones, and every pair of options; `full` adds 3000
+    random points.
+    """
     found = [*_SINGLE, *_LONG, *pairwise(_EMPTY_AXES, seed=1), *pairwise(_AXES)]
     if full:
         found += sample(_AXES, 3000)
@@ -319,7 +324,9 @@ def build(case: Case, device: torch.device | str = "cpu") -> Call:
 
     shapes = (B, Hq, Lq, D), (B, Hk, Lk, D), (B, Hk, Lk, Dv)
     layout = inputs.LAYOUTS[case.layout]
-    q, k, v = (layout(x) for x in inputs.make(case.values, *shapes, dtype=dtype, device=device, seed=case.seed))
+    q, k, v = (
+        layout(x) for x in inputs.make(case.values, *shapes, dtype=dtype, device=device, seed=case.seed)
+    )
     # Small enough for the largest values to stay within fp16 in the gradients.
     size = 2.0**-10 if case.values == "extremes" else 1.0
     dout = layout(place(inputs.normal((B, Hq, Lq, Dv), draw, size))) if case.loss in ("out", "both") else None

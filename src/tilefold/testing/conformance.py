@@ -2,12 +2,11 @@
 
 A backend's own test file is short::
 
-    @pytest.mark.parametrize("law, case", conformance.parameters(), ids=conformance.identify)
-    def test_law(law, case):
-        conformance.run(law, case, "mine", "cuda")
+    @pytest.mark.parametrize("law, case", conformance.parameters(), ids=conformance.identify) def
+    test_law(law, case): conformance.run(law, case, "mine", "cuda")
 
-and states the backend's limits by what `why_not` answers for the cases of the grid. A case which the backend declines is not skipped:
-the call must then raise a `BackendError` with exactly those reasons.
+and states the backend's limits by what `why_not` answers for the cases of the grid. A case which the backend
+declines is not skipped: the call must then raise a `BackendError` with exactly those reasons.
 """
 
 from __future__ import annotations
@@ -19,19 +18,23 @@ from typing import Any
 from .. import errors, masks, ops
 from ..problem import Problem
 from ..scores import Scores
+from . import laws as _laws
+from . import selection as _selection
 from . import tolerance
 from .cases import Case, build, grid
 from .evaluate import Subject
-from .laws import LAWS, Law
+from .law import LAWS, Law
 
 
 def laws() -> list[Law]:
-    """Every law, in reading order."""
-    return list(LAWS.values())
+    """Every law, in the order of their files."""
+    modules = [_laws.__name__, _selection.__name__]
+    return sorted(LAWS.values(), key=lambda law: modules.index(law.run.__module__))
 
 
 def cases(law: Law | None = None, *, full: bool = False) -> list[Case]:
-    """The cases of a law (default: of the whole grid): all to which it applies, or a seeded choice of `law.limit` of them.
+    """The cases of a law (default: of the whole grid): all to which it applies, or a seeded choice of
+    `law.limit` of them.
 
     Args:
         full: no limit, and 3000 random points of the grid more.
@@ -81,8 +84,8 @@ DRAWS = 24
 def run(law: Law, case: Case, backend: str, device: str = "cpu") -> None:
     """Assert that `backend` obeys `law` in `case`, or that it declines the case in the words of `why_not`.
 
-    Where one draw of the case is over its error budget, `DRAWS` more are taken, and the largest error of all of them is held
-    against the largest baseline of all of them; see `tolerance`.
+    Where one draw of the case is over its error budget, `DRAWS` more are taken, and the largest error of all
+    of them is held against the largest baseline of all of them; see `tolerance`.
 
     Raises:
         AssertionError: it does not.
@@ -92,7 +95,10 @@ def run(law: Law, case: Case, backend: str, device: str = "cpu") -> None:
     if not reasons:
         verdicts = law.run(case, subject)
         if not all(verdict.ok for verdict in verdicts):
-            more = [law.run(dataclasses.replace(case, seed=case.seed + 10_000 * n), subject) for n in range(1, DRAWS + 1)]
+            more = [
+                law.run(dataclasses.replace(case, seed=case.seed + 10_000 * n), subject)
+                for n in range(1, DRAWS + 1)
+            ]
             verdicts = tolerance.pool([verdicts, *more])
         tolerance.assert_within(verdicts, f"{law.name}, {case.name}")
         return

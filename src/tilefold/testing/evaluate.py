@@ -1,4 +1,6 @@
-"""Results and gradients of one call: from a backend, from the reference in float64, and from the reference in the call's dtype."""
+"""Results and gradients of one call: from a backend, from the reference in float64, and from the reference in
+the call's dtype.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class Subject:
 
 
 def gradients(function: Function, call: Call, wanted: Iterable[str] | None = None) -> Results:
-    """`out`, `lse` and `grad <argument>` for the wanted arguments (default: all), under the incoming gradients of `call`.
+    """`out`, `lse` and `grad <argument>` for the wanted arguments (default: all), under the incoming
+    gradients of `call`.
 
     The gradient of an `lse` of -inf is dropped: such a row has no score that could change.
     """
@@ -81,16 +84,22 @@ def truth(call: Call) -> Results:
 
 
 def baselines(call: Call, truths: Results) -> list[Results]:
-    """What plain PyTorch makes of the call in its dtype, in two ways: the definition under autograd, and the textbook's formulas.
+    """What plain PyTorch makes of the call in its dtype, in two ways: the definition under autograd, and the
+    textbook's formulas.
 
-    Where one overflows and the truth does not, as dot products may in float16, it is run in float32, keeping `out` in its own dtype.
+    Where one overflows and the truth does not, as dot products may in float16, it is run in float32, keeping
+    `out` in its own dtype.
     """
     dtype = tolerance.baseline_dtype(call.q.dtype)
-    narrow, wide = (call.map(lambda x, d=d: x.to(d)) for d in (dtype, torch.promote_types(dtype, torch.float32)))
+    narrow, wide = (
+        call.map(lambda x, d=d: x.to(d)) for d in (dtype, torch.promote_types(dtype, torch.float32))
+    )
     found = []
     for run in (lambda c: gradients(by_reference, c), lambda c: textbook.results(c, stored=dtype)):
         results = run(narrow)
-        broken = [name for name, x in results.items() if bool((~x.isfinite() & truths[name].isfinite()).any())]
+        broken = [
+            name for name, x in results.items() if bool((~x.isfinite() & truths[name].isfinite()).any())
+        ]
         if broken:
             kept = run(wide)
             results |= {name: kept[name] for name in broken}

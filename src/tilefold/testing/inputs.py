@@ -1,7 +1,8 @@
 """Seeded inputs that find bugs: not only Gaussian values, and not only contiguous tensors.
 
-Every generator draws on the CPU from its own generator, in float32, and then rounds to the wanted dtype. So the values do not
-depend on the device, and those of a float64 tensor are exact in float32 too, which lets a float32 run serve as its baseline.
+Every generator draws on the CPU from its own generator, in float32, and then rounds to the wanted dtype. So
+the values do not depend on the device, and those of a float64 tensor are exact in float32 too, which lets a
+float32 run serve as its baseline.
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ def gaussian(q: Shape, k: Shape, v: Shape, draw: torch.Generator) -> tuple[Tenso
 
 
 def large_logits(q: Shape, k: Shape, v: Shape, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores with a standard deviation near 36: nearly one-hot probabilities, and exponentials that underflow."""
+    """Scores with a standard deviation near 36: nearly one-hot probabilities, and exponentials that
+    underflow.
+    """
     return normal(q, draw, 6.0), normal(k, draw, 6.0), normal(v, draw)
 
 
 def structured(q: Shape, k: Shape, v: Shape, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """A common component of rank two plus an offset in q, k and v: gradients that are small differences of large terms."""
+    """A common component of rank two plus an offset in q, k and v: gradients that are small differences of
+    large terms.
+    """
 
     def low_rank(shape: Shape, offset: float) -> Tensor:
         B, H, L, D = shape
@@ -47,7 +52,9 @@ def structured(q: Shape, k: Shape, v: Shape, draw: torch.Generator) -> tuple[Ten
 
 
 def extremes(q: Shape, k: Shape, v: Shape, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """What fp16 can just hold: dot products past 65504 which differ little from key to key, and tiny and huge values."""
+    """What fp16 can just hold: dot products past 65504 which differ little from key to key, and tiny and huge
+    values.
+    """
     query = 256.0 + torch.zeros(q)
     key = 256.0 + torch.zeros(k)
     if q[-1] > 0:
@@ -91,7 +98,9 @@ def transposed(x: Tensor) -> Tensor:
 
 
 def sliced(x: Tensor) -> Tensor:
-    """A window into a larger buffer whose other elements are NaN; no dimension is dense and the start is not aligned."""
+    """A window into a larger buffer whose other elements are NaN; no dimension is dense and the start is not
+    aligned.
+    """
     B, H, L, D = x.shape
     buffer = x.new_full((B + 1, H + 1, L + 3, D + 5), float("nan"))
     view = buffer[1:, :H, 2 : L + 2, 3 : D + 3]

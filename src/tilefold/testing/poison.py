@@ -1,8 +1,8 @@
 """Uninitialised memory that is never zero by luck: fresh `torch.empty` tensors are filled with NaN.
 
-A kernel which forgets to write an element, or reads one before it was written, then shows it at once. The functions themselves
-are replaced, not observed through a dispatch mode: a mode is not active inside the implementation of an op nor in another thread,
-which is where a library allocates.
+A kernel which forgets to write an element, or reads one before it was written, then shows it at once. The
+functions themselves are replaced, not observed through a dispatch mode: a mode is not active inside the
+implementation of an op nor in another thread, which is where a library allocates.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def fill(x: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def poison() -> Iterator[Poisoned]:
-    """Within, `torch.empty` and its relatives return tensors filled by `fill`, also inside ops written in Python."""
+    """Within, `torch.empty` and its relatives return tensors filled by `fill`, also inside ops written in
+    Python.
+    """
     count = Poisoned()
 
     def poisoned(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -58,5 +60,7 @@ def poison() -> Iterator[Poisoned]:
             original = getattr(owner, name)
             own = name in vars(owner)
             setattr(owner, name, poisoned(original))
-            restore.callback(setattr, owner, name, original) if own else restore.callback(delattr, owner, name)
+            restore.callback(setattr, owner, name, original) if own else restore.callback(
+                delattr, owner, name
+            )
         yield count

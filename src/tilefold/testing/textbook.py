@@ -1,11 +1,13 @@
 """Plain PyTorch a second time: attention as papers write it down, dense, with its gradients by hand.
 
-The definition in `reference` is differentiated by autograd, which keeps the probabilities. Every memory-saving kernel, PyTorch's own
-included, recomputes them from scores that may have been summed in another order, and takes the gradient of a score as a difference of two
-terms. What rounding does to these formulas is as much the work of plain PyTorch as what it does to autograd's, and it is larger where
-scores are large or gradients cancel. So the error budget looks at both.
+The definition in `reference` is differentiated by autograd, which keeps the probabilities. Every
+memory-saving kernel, PyTorch's own included, recomputes them from scores that may have been summed in another
+order, and takes the gradient of a score as a difference of two terms. What rounding does to these formulas is
+as much the work of plain PyTorch as what it does to autograd's, and it is larger where scores are large or
+gradients cancel. So the error budget looks at both.
 
-Source: FlashAttention-2 (Dao 2023), section 2.2 and algorithm 2, as one tile; grouped heads share their keys without repeating them.
+Source: FlashAttention-2 (Dao 2023), section 2.2 and algorithm 2, as one tile; grouped heads share their keys
+without repeating them.
 """
 
 from __future__ import annotations
@@ -25,13 +27,16 @@ def results(call: Call, stored: torch.dtype | None = None) -> Results:
     """`out`, `lse` and the gradient of every argument of `call`, in the dtype of its tensors.
 
     Args:
-        stored: dtype to which `out` is rounded before the backward pass reads it; default that of the tensors.
+        stored: dtype to which `out` is rounded before the backward pass reads it; default that of the
+            tensors.
     """
     return _Textbook(call, stored or call.q.dtype).results()
 
 
 class _Textbook:
-    """One call. Shapes: rows of the query heads of a group lie under one another, `[B, Hk, G * Lq, ...]`, in every product."""
+    """One call. Shapes: rows of the query heads of a group lie under one another, `[B, Hk, G * Lq, ...]`, in
+    every product.
+    """
 
     def __init__(self, call: Call, stored: torch.dtype) -> None:
         self.call, self.options, self.stored = call, call.options, stored
@@ -87,16 +92,26 @@ class _Textbook:
         lse = torch.where(alive, top + torch.log(torch.where(alive, total, 1.0)), -math.inf)
         weights = self.drop(torch.exp(s - top) / torch.where(alive, total, 1.0))
         out = self.unpack(self.pack(weights) @ self.v).to(self.stored).to(self.v.dtype)
-        return {"out": out, "lse": lse[..., 0], **self.gradients(out, torch.where(alive, lse, 0.0), edge, alive)}
+        return {
+            "out": out,
+            "lse": lse[..., 0],
+            **self.gradients(out, torch.where(alive, lse, 0.0), edge, alive),
+        }
 
     def gradients(self, out: Tensor, lse: Tensor, edge: Tensor, alive: Tensor) -> Results:
-        """Probabilities again, `dP = dO V^T`, `dS = P * (dP - delta)`; the options between `q.k` and the score by autograd."""
+        """Probabilities again, `dP = dO V^T`, `dS = P * (dP - delta)`; the options between `q.k` and the
+        score by autograd.
+        """
         call = self.call
         dout = torch.zeros_like(out) if call.dout is None else call.dout
         delta = (dout * out).sum(-1, keepdim=True)
         if call.dlse is not None:
             delta = delta - torch.where(alive, call.dlse[..., None].to(delta.dtype), 0.0)
-        leaves = {name: self.options[name].detach().requires_grad_() for name in ("alibi_slopes", "bias") if name in self.options}
+        leaves = {
+            name: self.options[name].detach().requires_grad_()
+            for name in ("alibi_slopes", "bias")
+            if name in self.options
+        }
         self.options = self.options | leaves
         with torch.enable_grad():
             raw = self.products(self.q.shape[-1] // 2).detach().requires_grad_()

@@ -1,14 +1,19 @@
-"""The error budget: at most twice the error of plain PyTorch in the same dtype, plus one rounding unit of the result.
+"""The error budget: at most twice the error of plain PyTorch in the same dtype, plus one rounding unit of the
+result.
 
-Both errors are maxima over a tensor and are measured against float64. Nothing here is a constant chosen by hand: inputs that are hard
-in a dtype are hard for plain PyTorch too, and easy ones leave no room. Plain PyTorch may be measured in several ways (`evaluate`
-takes two); the largest of their errors counts. Three remarks:
+Both errors are maxima over a tensor and are measured against float64. Nothing here is a constant chosen by
+hand: inputs that are hard in a dtype are hard for plain PyTorch too, and easy ones leave no room. Plain
+PyTorch may be measured in several ways (`evaluate` takes two); the largest of their errors counts. Three
+remarks:
 
-- Float64 has no wider truth. Its inputs are exact in float32 (see `inputs`), so the float32 run of plain PyTorch is measured instead and
-  its error is scaled by the ratio of the two rounding units. The truth, which is itself plain PyTorch in float64, may be off by as much.
-- Where plain PyTorch overflows in a narrow dtype and the truth does not, it is run in float32 on the same inputs.
-- A maximum over few numbers says little: the one sum in the gradient of a sink may be rounded luckily in plain PyTorch. So verdicts of
-  several draws of one case can be pooled: the largest error is compared with the largest baseline.
+- Float64 has no wider truth. Its inputs are exact in float32 (see `inputs`), so the float32 run of plain
+  PyTorch is measured instead and its error is scaled by the ratio of the two rounding units. The truth, which
+  is itself plain PyTorch in float64, may be off by as much.
+- Where plain PyTorch overflows in a narrow dtype and the truth does not, it is run in float32 on the same
+  inputs.
+- A maximum over few numbers says little: the one sum in the gradient of a sink may be rounded luckily in
+  plain PyTorch. So verdicts of several draws of one case can be pooled: the largest error is compared with
+  the largest baseline.
 """
 
 from __future__ import annotations
@@ -54,10 +59,12 @@ class Verdict:
         return self.error <= self.allowed
 
     def __str__(self) -> str:
-        return (
-            f"{'ok  ' if self.ok else 'OVER'} {self.name}: error {self.error:.3g}, allowed {self.allowed:.3g} = "
-            f"2 x {self.baseline:.3g} (plain PyTorch) + {self.unit:.3g} (one unit) + {self.doubt:.3g} (the truth); ratio {self.ratio:.3g}"
-        )
+        state = "ok  " if self.ok else "OVER"
+        terms = f"2 x {self.baseline:.3g} (plain PyTorch) + {self.unit:.3g} (one unit)"
+        if self.doubt:
+            terms += f" + {self.doubt:.3g} (the truth)"
+        allowed = f"allowed {self.allowed:.3g} = {terms}"
+        return f"{state} {self.name}: error {self.error:.3g}, {allowed}; ratio {self.ratio:.3g}"
 
 
 def baseline_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -66,7 +73,9 @@ def baseline_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def max_error(value: Tensor, truth: Tensor) -> float:
-    """Largest absolute difference; infinite where one is finite and the other is not, or where infinities differ."""
+    """Largest absolute difference; infinite where one is finite and the other is not, or where infinities
+    differ.
+    """
     if value.shape != truth.shape:
         raise AssertionError(f"shapes differ: {list(value.shape)} against {list(truth.shape)}")
     if value.numel() == 0:
@@ -86,7 +95,9 @@ def rounding_unit(truth: Tensor, dtype: torch.dtype) -> float:
 
 
 def judge(name: str, value: Tensor, truth: Tensor, baselines: Sequence[Tensor]) -> Verdict:
-    """Compare `value` with `truth` (float64), given what plain PyTorch made of it in `baseline_dtype(value.dtype)`."""
+    """Compare `value` with `truth` (float64), given what plain PyTorch made of it in
+    `baseline_dtype(value.dtype)`.
+    """
     plain, doubt = max(max_error(baseline, truth) for baseline in baselines), 0.0
     if value.dtype == torch.float64:
         plain *= torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps

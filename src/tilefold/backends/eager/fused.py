@@ -138,9 +138,7 @@ def _run_group(group: Group, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: 
     bytes_per_head = (out.shape[2] * out.shape[3] * lse.element_size()) if buffered else 0
     for part in parts(group, bytes_per_head):
         target = own(out, part, queries=True)
-        sums = (
-            torch.zeros_like(target, dtype=lse.dtype) if buffered else target
-        )
+        sums = torch.zeros_like(target, dtype=lse.dtype) if buffered else target
         run = _Run(
             own(q, part, queries=True),
             own(k, part),

@@ -1,6 +1,6 @@
 """What to do for one call on a lowered mask: rectangles, for each group of heads and batch elements that share a table.
 
-Made once per form and shape, from integers; the only tensors are index lists of gathered stripes and small masks, built at first use.
+Made once per form and shape, from integers; the only tensors are index lists of gathered stripes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +19,7 @@ from . import granules, pieces, rects
 from .granules import Gather
 from .rects import Rect
 
-#: Bytes of masks that one program keeps; others are built anew for each call.
-_KEPT_MASKS = 4 << 20
+#: How many plans of bands are remembered.
 _MEMORY = 1024
 
 
@@ -36,7 +35,6 @@ class Program:
         masked: some rectangle has hidden elements, which NaN would leak through.
         may_be_empty: some row of a rectangle may see no key there.
         form: the form of this table alone; None if no rectangle reads it.
-        masks: masks kept between calls.
     """
 
     forward: tuple[Rect, ...]
@@ -49,18 +47,6 @@ class Program:
     masked: bool
     may_be_empty: bool
     form: Any = None
-    masks: dict[Any, Tensor] = field(default_factory=dict)
-
-    def mask(self, rect: Rect, dtype: torch.dtype) -> Tensor:
-        """The additive mask of a "band" rectangle, `[rows, keys]`, 0 or -inf."""
-        key = (rect.rows, rect.keys, rect.lo, rect.hi, dtype)
-        found = self.masks.get(key)
-        if found is None:
-            found = band_mask(*key)
-            kept = sum(m.numel() * m.element_size() for m in self.masks.values())
-            if kept + found.numel() * found.element_size() <= _KEPT_MASKS:
-                self.masks[key] = found
-        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,16 +85,6 @@ class Pieces:
     whole: bool
     keys_whole: bool
     shared_keys: bool
-
-
-def band_mask(rows: int, keys: int, lo: int | None, hi: int | None, dtype: torch.dtype) -> Tensor:
-    """0 where `lo <= key - row <= hi`, else -inf."""
-    mask = torch.zeros(rows, keys, dtype=dtype)
-    if hi is not None:
-        mask += torch.full_like(mask, -torch.inf).triu_(hi + 1)
-    if lo is not None:
-        mask += torch.full_like(mask, -torch.inf).tril_(lo - 1)
-    return mask
 
 
 def plan(form: Any, B: int, Hq: int, Hk: int, Lq: int, Lk: int) -> Pieces:

@@ -90,7 +90,9 @@ def _long_window(waiting: list[Trapezoid | Box]) -> tuple[_Region, int] | None:
     lo, hi = body.start - body.r0, body.end - 1 - body.r0
     if body.rows < 2 * (hi - lo + 1) or STRIPE * (hi - lo + STRIPE) > MASK_ELEMENTS:
         return None
-    if head and not (head.r1 == body.r0 and head.last == body.end - 1 and head.start in (body.start, body.start - 1)):
+    if head and not (
+        head.r1 == body.r0 and head.last == body.end - 1 and head.start in (body.start, body.start - 1)
+    ):
         return None
     r0, k0 = (head.r0, head.start) if head else (body.r0, body.start)
     r1, k1, used = body.r1, body.last, 1 + (head is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from .rects import Rect
 #: Bytes of tensors that one batch of stripes makes, and of sums that live at once.
 BATCH_BYTES = 4 << 20
 SUM_BYTES = 8 << 20
+#: Bytes of masks that are kept between calls.
+KEPT_BYTES = 16 << 20
 
 
 class Span(NamedTuple):
@@ -103,13 +106,38 @@ def listed(x: Tensor) -> Tensor:
 def rect_mask(program: Program, rect: Rect, dtype: torch.dtype) -> Tensor | None:
     """The additive mask of a rectangle, `[rows, keys]`, or None if it needs none."""
     if rect.kind == "band":
-        return program.mask(rect, dtype)
+        return band_mask((rect.rows, rect.keys, rect.lo, rect.hi, dtype))
     if rect.kind != "table":
         return None
     mask = torch.zeros(rect.rows, rect.keys, dtype=dtype)
     for start, end in rect.parts:
         hidden = _hidden(program.form, rect.q0, rect.q0 + rect.rows, start, end, rect.interval)
         mask[:, start - rect.k0 : end - rect.k0].masked_fill_(hidden, -torch.inf)
+    return mask
+
+
+def band_mask(key: tuple[int, int, int | None, int | None, torch.dtype]) -> Tensor:
+    """`(rows, keys, lo, hi, dtype)` -> `[rows, keys]`, 0 where `lo <= key - row <= hi`, else -inf. The last ones used are kept."""
+    with _lock:
+        found = _kept.pop(key, None)
+        if found is None:
+            found = _made(*key)
+        _kept[key] = found
+        while len(_kept) > 1 and sum(m.numel() * m.element_size() for m in _kept.values()) > KEPT_BYTES:
+            del _kept[next(iter(_kept))]
+    return found
+
+
+_kept: dict[Any, Tensor] = {}
+_lock = threading.Lock()
+
+
+def _made(rows: int, keys: int, lo: int | None, hi: int | None, dtype: torch.dtype) -> Tensor:
+    mask = torch.zeros(rows, keys, dtype=dtype)
+    if hi is not None:
+        mask += torch.full_like(mask, -torch.inf).triu_(hi + 1)
+    if lo is not None:
+        mask += torch.full_like(mask, -torch.inf).tril_(lo - 1)
     return mask
 
 

@@ -37,7 +37,7 @@ class BlockSparse(Blocks):
     def block_visible(self, b: Tensor, h: Tensor, x: Tensor, y: Tensor, k_length: Length) -> Tensor:
         H, nq, nk = self.layout.shape
         if self.layout.numel() == 0:
-            return torch.zeros((), dtype=torch.bool, device=x.device)
+            return torch.zeros_like(x + y, dtype=torch.bool)
         inside = (x >= 0) & (x < nq) & (y >= 0) & (y < nk)
         return inside & self.layout[shared(h, H), x.clamp(0, nq - 1), y.clamp(0, nk - 1)]
 

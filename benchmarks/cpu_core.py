@@ -1,0 +1,353 @@
+"""Measures the promises about the CPU: speed beside SDPA, cost beside the visible share of a mask, memory, host time.
+
+    python benchmarks/cpu_core.py                 # everything, minutes
+    python benchmarks/cpu_core.py --quick         # short sequences, about a minute
+    python benchmarks/cpu_core.py --only share --json benchmarks/results/cpu_core.json
+
+Every figure is a ratio (or a difference) of contestants that take turns within one run; each contestant counts with its fastest
+turn, so other work on the machine hurts less. Results are checked against the dense reference before anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import tilefold
+from tilefold import attention, masks
+
+MB = 1 << 20
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+Row = dict[str, Any]
+CLOCK: Callable[[], float] = time.perf_counter
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+# Measuring.
+
+
+def fastest(contestants: list[Callable[[], Any]], seconds: float, least: int = 3) -> list[float]:
+    """The fastest turn of each contestant, in seconds; they take turns for about `seconds`, `least` rounds at least."""
+    best = [float("inf")] * len(contestants)
+    for run in contestants:
+        run()
+    end, rounds = CLOCK() + seconds, 0
+    while rounds < least or CLOCK() < end:
+        for n, run in enumerate(contestants):
+            start = CLOCK()
+            run()
+            best[n] = min(best[n], CLOCK() - start)
+        rounds += 1
+    return best
+
+
+def extra_memory(run: Callable[[], tuple[Tensor, ...]]) -> int:
+    """The most bytes that torch's allocator held at once during `run`, without those of the results."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        results = run()
+    assert profile.profiler is not None and profile.profiler.kineto_results is not None
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak - sum(t.untyped_storage().nbytes() for t in results)
+
+
+def inputs(B: int, H: int, L: int, D: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v that want gradients, and an upstream gradient."""
+    q, k, v = (torch.randn(B, H, L, D, dtype=dtype).requires_grad_() for _ in range(3))
+    return q, k, v, torch.randn(B, H, L, D, dtype=dtype)
+
+
+def step(call: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+    """Forward and backward."""
+    out = call(q, k, v)
+    return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
+
+
+def offsets(length: int, about: int) -> Tensor:
+    """Offsets of documents of 0.7 to 1.3 times `about` tokens."""
+    generator, cuts = torch.Generator().manual_seed(1), [0]
+    while cuts[-1] < length:
+        size = int(torch.randint(about * 7 // 10, about * 13 // 10, (1,), generator=generator))
+        cuts.append(min(length, cuts[-1] + size))
+    return torch.tensor(cuts, dtype=torch.int32)
+
+
+def key_columns(length: int, about: int) -> Tensor:
+    """`columns(causal=True)` of documents: each key is hidden from the rows after its document."""
+    cuts = offsets(length, about).long()
+    document = torch.searchsorted(cuts, torch.arange(length), right=True)
+    return cuts[document].to(torch.int32).view(1, 1, length, 1)
+
+
+def check(mask: masks.Mask | None, B: int = 1, L: int = 320) -> None:
+    """Stops the run if a mask's results differ from plain attention under its dense tensor."""
+    q, k, v, dout = inputs(B, 2, L, 32, torch.float32)
+    dense = torch.ones(1, 1, L, L, dtype=torch.bool) if mask is None else mask.materialize(B, 2, L, L)
+    got = step(lambda q, k, v: attention(q, k, v, mask=mask), q, k, v, dout)
+
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~dense, -1e30)
+        return (scores.softmax(-1) * dense) @ v
+
+    for ours, theirs in zip(got, step(plain, q, k, v, dout), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+# The cases.
+
+
+def plain(quick: bool, seconds: float) -> Iterator[Row]:
+    """Full and causal beside SDPA."""
+    check(None)
+    check(masks.causal())
+    for name, dtype in DTYPES.items():
+        for D in (64, 128):
+            for L in (1024, 2048) if quick else (1024, 2048, 4096, 8192):
+                for causal in (False, True):
+                    q, k, v, dout = inputs(1, 8, L, D, dtype)
+                    mask = masks.causal() if causal else None
+
+                    def ours(q: Tensor, k: Tensor, v: Tensor, mask: Any = mask) -> Tensor:
+                        return attention(q, k, v, mask=mask)
+
+                    def theirs(q: Tensor, k: Tensor, v: Tensor, causal: bool = causal) -> Tensor:
+                        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+                    with torch.no_grad():
+                        t = fastest([lambda f=f: f(q, k, v) for f in (theirs, ours)], seconds)
+                    both = fastest([lambda f=f: step(f, q, k, v, dout) for f in (theirs, ours)], seconds)
+                    what = f"{'causal' if causal else 'full'} {name} L {L} D {D}"
+                    for times, part in ((t, "forward"), (both, "forward + backward")):
+                        yield {
+                            "case": f"speed / SDPA, {what}, {part}",
+                            "measured": times[0] / times[1],
+                            "floor": 0.97,
+                            "unit": "x",
+                        }
+
+
+def sparse(quick: bool, seconds: float) -> Iterator[Row]:
+    """A window and causal documents beside SDPA with a dense mask: speed and memory."""
+    L, H = (4096, 2) if quick else (16384, 2)
+    for label, mask in (
+        ("window(1023, 0)", masks.window(1023, 0)),
+        ("causal documents of about 1k", masks.documents(offsets(L, 1000), within=masks.causal())),
+    ):
+        dense = mask.materialize(1, 1, L, L)
+        for name, dtype in DTYPES.items():
+            args = inputs(1, H, L, 64, dtype)
+
+            def ours(q: Tensor, k: Tensor, v: Tensor, mask: Any = mask) -> Tensor:
+                return attention(q, k, v, mask=mask)
+
+            def theirs(q: Tensor, k: Tensor, v: Tensor, dense: Tensor = dense) -> Tensor:
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=dense)
+
+            t = fastest([lambda f=f: step(f, *args) for f in (theirs, ours)], seconds, least=2)
+            m = [extra_memory(lambda f=f: step(f, *args)) for f in (theirs, ours)]
+            what = f"{label}, {name}, L {L}, H {H}, forward + backward"
+            yield {
+                "case": f"speed / SDPA with a dense mask, {what}",
+                "measured": t[0] / t[1],
+                "floor": 5.0,
+                "unit": "x",
+            }
+            yield {
+                "case": f"extra memory / SDPA with a dense mask, {what}",
+                "measured": m[1] / m[0],
+                "ceiling": 0.05,
+                "unit": "x",
+                "megabytes": [x / MB for x in m],
+            }
+
+
+def share_cases(L: int, B: int) -> list[tuple[str, Any, float]]:
+    """Masks and the factor by which their time may exceed their visible share."""
+    lengths = torch.tensor([L, L // 3][:B], dtype=torch.int32)
+    return [
+        ("window(1023, 0)", masks.window(1023, 0), 1.3),
+        ("documents", masks.documents(offsets(L, 1000)), 1.3),
+        ("causal documents", masks.documents(offsets(L, 1000), within=masks.causal()), 1.3),
+        ("prefix LM", masks.prefix(L // 4) | masks.causal(), 1.3),
+        ("columns", masks.columns(key_columns(L, 1000), causal=True), 1.3),
+        ("padding", masks.padding(lengths), 1.3),
+        ("bigbird", masks.bigbird(), 2.5),
+        ("random blocks", masks.random_blocks(0.1), 2.5),
+        ("dilated", masks.dilated(64, 8), 2.5),
+    ]
+
+
+def share(quick: bool, seconds: float) -> Iterator[Row]:
+    """Time of a mask beside the time of no mask, and the share of 128 x 128 tiles that it visits."""
+    L, H = (4096, 4) if quick else (8192, 8)
+    for label, mask, _ in share_cases(512, 2):
+        check(mask, B=2 if label == "padding" else 1, L=512)
+    for label, mask, factor in share_cases(L, 2):
+        B = 2 if label == "padding" else 1
+        spec, tensors = mask.spec()
+        form = masks.lower(spec, tensors, B, H, L, L, torch.device("cpu"))
+        visited = float((form.tile_states(L, L, 128, 128, torch.device("cpu")) != 0).double().mean())
+        for name, dtype in DTYPES.items():
+            q, k, v, dout = inputs(B, H // B, L, 64, dtype)
+
+            def call(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+                return attention(q, k, v, mask=mask)
+
+            with torch.no_grad():
+                forward = fastest([lambda m=m: call(q, k, v, m) for m in (None, mask)], seconds)
+            both = fastest(
+                [lambda m=m: step(lambda q, k, v: call(q, k, v, m), q, k, v, dout) for m in (None, mask)],
+                seconds,
+            )
+            for times, part in ((forward, "forward"), (both, "forward + backward")):
+                yield {
+                    "case": f"time / time of full, {label}, {name}, L {L}, {part}",
+                    "measured": times[1] / times[0],
+                    "ceiling": factor * visited + 0.03,
+                    "unit": "x",
+                    "visited": visited,
+                }
+
+
+def long(quick: bool, seconds: float) -> Iterator[Row]:
+    """Extra memory of a long causal sequence."""
+    for L in (8192, 16384) if quick else (32768, 65536):
+        args = inputs(1, 1, L, 64, torch.float32)
+        run = lambda: step(lambda q, k, v: attention(q, k, v, mask=masks.causal()), *args)  # noqa: E731
+        yield {
+            "case": f"extra memory, causal fp32, L {L}, H 1, forward + backward",
+            "measured": extra_memory(run) / MB,
+            "ceiling": 150.0,
+            "unit": "MB",
+        }
+
+
+def host(quick: bool, seconds: float) -> Iterator[Row]:
+    """Host time of a small repeated call above the kernel's own."""
+    q, k, v, dout = inputs(1, 8, 16, 64, torch.float32)
+    n = 200
+
+    def repeat(call: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(n):
+                call()
+
+        return run
+
+    def kernels() -> None:
+        with torch.no_grad():
+            out, lse = _forward(q, k, v, 0.0, causal)
+            _backward(dout, q, k, v, out, lse, 0.0, causal)
+
+    for causal in (False, True):
+        mask = masks.causal() if causal else None
+        with torch.no_grad():
+            t = fastest(
+                [
+                    repeat(lambda: _forward(q, k, v, 0.0, causal)),
+                    repeat(lambda: attention(q, k, v, mask=mask)),
+                ],
+                seconds,
+            )
+        g = fastest(
+            [repeat(kernels), repeat(lambda: step(lambda *x: attention(*x, mask=mask), q, k, v, dout))],
+            seconds,
+        )
+        for times, part, most in ((t, "no grad", 30.0), (g, "with grad", 100.0)):
+            yield {
+                "case": f"host time above the kernels, {'causal' if causal else 'full'}, B 1 H 8 L 16, {part}",
+                "measured": (times[1] - times[0]) / n * 1e6,
+                "ceiling": most,
+                "unit": "us",
+            }
+
+
+CASES = {"plain": plain, "sparse": sparse, "share": share, "long": long, "host": host}
+
+
+# The run.
+
+
+def machine() -> str:
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [
+            line.split(":", 1)[1].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith("model name")
+        ]
+        model = names[0] if names else model
+    return f"{model}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def verdict(row: Row) -> bool:
+    return row["measured"] >= row.get("floor", -float("inf")) and row["measured"] <= row.get(
+        "ceiling", float("inf")
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="short sequences")
+    parser.add_argument("--only", choices=sorted(CASES), action="append", help="only these cases")
+    parser.add_argument("--seconds", type=float, default=None, help="time for each comparison")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="one thread, its CPU time: for a machine that is busy"
+    )
+    options = parser.parse_args()
+    if options.cpu_time:
+        global CLOCK
+        CLOCK = time.process_time
+        torch.set_num_threads(1)
+    seconds = options.seconds or (0.5 if options.quick else 3.0)
+    torch.manual_seed(0)
+    rows = []
+    for name in options.only or CASES:
+        for row in CASES[name](options.quick, seconds):
+            required = f">= {row['floor']:.3g}" if "floor" in row else f"<= {row['ceiling']:.3g}"
+            mark = "ok  " if verdict(row) else "MISS"
+            print(
+                f"{mark} {row['measured']:9.3f} {row['unit']:2} (required {required:>9})  {row['case']}",
+                flush=True,
+            )
+            rows.append(row)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        results = {
+            "title": "The core on a CPU",
+            "machine": machine(),
+            "date": datetime.date.today().isoformat(),
+            "versions": {
+                "tilefold": getattr(tilefold, "__version__", ""),
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+            "clock": "CPU time of one thread" if options.cpu_time else "wall time",
+            "quick": options.quick,
+            "rows": rows,
+        }
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    return 0 if all(map(verdict, rows)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
