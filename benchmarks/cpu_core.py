@@ -1,22 +1,26 @@
-"""Measures the promises about the CPU: speed beside SDPA, cost beside the visible share of a mask, memory, host time.
+"""Measures the promises about the CPU: speed beside SDPA, cost beside the visible share of a mask, memory,
+host time.
 
     python benchmarks/cpu_core.py                 # everything, minutes
     python benchmarks/cpu_core.py --quick         # short sequences, about a minute
     python benchmarks/cpu_core.py --only share --json benchmarks/results/cpu_core.json
 
-Every figure is a ratio (or a difference) of contestants that take turns within one run; each contestant counts with its fastest
-turn, so other work on the machine hurts less. Results are checked against the dense reference before anything is timed.
+Every figure is a ratio (or a difference) of contestants that take turns within one run; each contestant
+counts with its fastest turn, so other work on the machine hurts less. Results are checked against the dense
+reference before anything is timed.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,8 @@ from tilefold import attention, masks
 
 MB = 1 << 20
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PARTS = {"forward": False, "forward + backward": True}
+REPEATS = 200
 Row = dict[str, Any]
 CLOCK: Callable[[], float] = time.perf_counter
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -39,7 +45,9 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.
 
 
 def fastest(contestants: list[Callable[[], Any]], seconds: float, least: int = 3) -> list[float]:
-    """The fastest turn of each contestant, in seconds; they take turns for about `seconds`, `least` rounds at least."""
+    """The fastest turn of each contestant, in seconds; they take turns for about `seconds`, `least` rounds at
+    least.
+    """
     best = [float("inf")] * len(contestants)
     for run in contestants:
         run()
@@ -63,7 +71,7 @@ def extra_memory(run: Callable[[], tuple[Tensor, ...]]) -> int:
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     held = peak = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()
+        held += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]
         peak = max(peak, held)
     return peak - sum(t.untyped_storage().nbytes() for t in results)
 
@@ -78,6 +86,16 @@ def step(call: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, dout: Ten
     """Forward and backward."""
     out = call(q, k, v)
     return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
+
+
+def contest(
+    calls: list[Callable[..., Any]], args: tuple[Tensor, ...], seconds: float, grad: bool, least: int = 3
+) -> list[float]:
+    """The fastest turn of each call, forward or (with `grad`) forward and backward."""
+    with torch.set_grad_enabled(grad):
+        return fastest(
+            [partial(step, c, *args) if grad else partial(c, *args[:3]) for c in calls], seconds, least
+        )
 
 
 def offsets(length: int, about: int) -> Tensor:
@@ -117,30 +135,16 @@ def plain(quick: bool, seconds: float) -> Iterator[Row]:
     """Full and causal beside SDPA."""
     check(None)
     check(masks.causal())
-    for name, dtype in DTYPES.items():
-        for D in (64, 128):
-            for L in (1024, 2048) if quick else (1024, 2048, 4096, 8192):
-                for causal in (False, True):
-                    q, k, v, dout = inputs(1, 8, L, D, dtype)
-                    mask = masks.causal() if causal else None
-
-                    def ours(q: Tensor, k: Tensor, v: Tensor, mask: Any = mask) -> Tensor:
-                        return attention(q, k, v, mask=mask)
-
-                    def theirs(q: Tensor, k: Tensor, v: Tensor, causal: bool = causal) -> Tensor:
-                        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-                    with torch.no_grad():
-                        t = fastest([lambda f=f: f(q, k, v) for f in (theirs, ours)], seconds)
-                    both = fastest([lambda f=f: step(f, q, k, v, dout) for f in (theirs, ours)], seconds)
-                    what = f"{'causal' if causal else 'full'} {name} L {L} D {D}"
-                    for times, part in ((t, "forward"), (both, "forward + backward")):
-                        yield {
-                            "case": f"speed / SDPA, {what}, {part}",
-                            "measured": times[0] / times[1],
-                            "floor": 0.97,
-                            "unit": "x",
-                        }
+    for (name, dtype), D, L, causal in itertools.product(
+        DTYPES.items(), (64, 128), (1024, 2048) if quick else (1024, 2048, 4096, 8192), (False, True)
+    ):
+        args = inputs(1, 8, L, D, dtype)
+        ours = partial(attention, mask=masks.causal() if causal else None)
+        theirs = partial(F.scaled_dot_product_attention, is_causal=causal)
+        for part, grad in PARTS.items():
+            t = contest([theirs, ours], args, seconds, grad)
+            what = f"{'causal' if causal else 'full'} {name} L {L} D {D}, {part}"
+            yield {"case": f"speed / SDPA, {what}", "measured": t[0] / t[1], "floor": 0.97, "unit": "x"}
 
 
 def sparse(quick: bool, seconds: float) -> Iterator[Row]:
@@ -153,24 +157,13 @@ def sparse(quick: bool, seconds: float) -> Iterator[Row]:
         dense = mask.materialize(1, 1, L, L)
         for name, dtype in DTYPES.items():
             args = inputs(1, H, L, 64, dtype)
-
-            def ours(q: Tensor, k: Tensor, v: Tensor, mask: Any = mask) -> Tensor:
-                return attention(q, k, v, mask=mask)
-
-            def theirs(q: Tensor, k: Tensor, v: Tensor, dense: Tensor = dense) -> Tensor:
-                return F.scaled_dot_product_attention(q, k, v, attn_mask=dense)
-
-            t = fastest([lambda f=f: step(f, *args) for f in (theirs, ours)], seconds, least=2)
-            m = [extra_memory(lambda f=f: step(f, *args)) for f in (theirs, ours)]
-            what = f"{label}, {name}, L {L}, H {H}, forward + backward"
+            calls = [partial(F.scaled_dot_product_attention, attn_mask=dense), partial(attention, mask=mask)]
+            t = contest(calls, args, seconds, grad=True, least=2)
+            m = [extra_memory(partial(step, call, *args)) for call in calls]
+            what = f"SDPA with a dense mask, {label}, {name}, L {L}, H {H}, forward + backward"
+            yield {"case": f"speed / {what}", "measured": t[0] / t[1], "floor": 5.0, "unit": "x"}
             yield {
-                "case": f"speed / SDPA with a dense mask, {what}",
-                "measured": t[0] / t[1],
-                "floor": 5.0,
-                "unit": "x",
-            }
-            yield {
-                "case": f"extra memory / SDPA with a dense mask, {what}",
+                "case": f"extra memory / {what}",
                 "measured": m[1] / m[0],
                 "ceiling": 0.05,
                 "unit": "x",
@@ -204,33 +197,22 @@ def share(quick: bool, seconds: float) -> Iterator[Row]:
         spec, tensors = mask.spec()
         form = masks.lower(spec, tensors, B, H, L, L, torch.device("cpu"))
         visited = float((form.tile_states(L, L, 128, 128, torch.device("cpu")) != 0).double().mean())
-        for name, dtype in DTYPES.items():
-            q, k, v, dout = inputs(B, H // B, L, 64, dtype)
-
-            def call(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-                return attention(q, k, v, mask=mask)
-
-            with torch.no_grad():
-                forward = fastest([lambda m=m: call(q, k, v, m) for m in (None, mask)], seconds)
-            both = fastest(
-                [lambda m=m: step(lambda q, k, v: call(q, k, v, m), q, k, v, dout) for m in (None, mask)],
-                seconds,
-            )
-            for times, part in ((forward, "forward"), (both, "forward + backward")):
-                yield {
-                    "case": f"time / time of full, {label}, {name}, L {L}, {part}",
-                    "measured": times[1] / times[0],
-                    "ceiling": factor * visited + 0.03,
-                    "unit": "x",
-                    "visited": visited,
-                }
+        for (name, dtype), (part, grad) in itertools.product(DTYPES.items(), PARTS.items()):
+            args = inputs(B, H // B, L, 64, dtype)
+            t = contest([attention, partial(attention, mask=mask)], args, seconds, grad)
+            yield {
+                "case": f"time / time of full, {label}, {name}, L {L}, {part}",
+                "measured": t[1] / t[0],
+                "ceiling": factor * visited + 0.03,
+                "unit": "x",
+                "visited": visited,
+            }
 
 
 def long(quick: bool, seconds: float) -> Iterator[Row]:
     """Extra memory of a long causal sequence."""
     for L in (8192, 16384) if quick else (32768, 65536):
-        args = inputs(1, 1, L, 64, torch.float32)
-        run = lambda: step(lambda q, k, v: attention(q, k, v, mask=masks.causal()), *args)  # noqa: E731
+        run = partial(step, partial(attention, mask=masks.causal()), *inputs(1, 1, L, 64, torch.float32))
         yield {
             "case": f"extra memory, causal fp32, L {L}, H 1, forward + backward",
             "measured": extra_memory(run) / MB,
@@ -241,42 +223,37 @@ def long(quick: bool, seconds: float) -> Iterator[Row]:
 
 def host(quick: bool, seconds: float) -> Iterator[Row]:
     """Host time of a small repeated call above the kernel's own."""
-    q, k, v, dout = inputs(1, 8, 16, 64, torch.float32)
-    n = 200
+    args = inputs(1, 8, 16, 64, torch.float32)
+    for causal, (part, most) in itertools.product((False, True), (("no grad", 30.0), ("with grad", 100.0))):
+        grad = part == "with grad"
+        ours = partial(attention, mask=masks.causal() if causal else None)
+        run = partial(step, ours, *args) if grad else partial(ours, *args[:3])
+        with torch.set_grad_enabled(grad):
+            t = fastest([repeated(partial(kernels, *args, causal, grad)), repeated(run)], seconds)
+        yield {
+            "case": f"host time above the kernels, {'causal' if causal else 'full'}, B 1 H 8 L 16, {part}",
+            "measured": (t[1] - t[0]) / REPEATS * 1e6,
+            "ceiling": most,
+            "unit": "us",
+        }
 
-    def repeat(call: Callable[[], Any]) -> Callable[[], None]:
-        def run() -> None:
-            for _ in range(n):
-                call()
 
-        return run
-
-    def kernels() -> None:
-        with torch.no_grad():
-            out, lse = _forward(q, k, v, 0.0, causal)
+def kernels(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool, grad: bool) -> None:
+    """ATen's kernels called directly."""
+    with torch.no_grad():
+        out, lse = _forward(q, k, v, 0.0, causal)
+        if grad:
             _backward(dout, q, k, v, out, lse, 0.0, causal)
 
-    for causal in (False, True):
-        mask = masks.causal() if causal else None
-        with torch.no_grad():
-            t = fastest(
-                [
-                    repeat(lambda: _forward(q, k, v, 0.0, causal)),
-                    repeat(lambda: attention(q, k, v, mask=mask)),
-                ],
-                seconds,
-            )
-        g = fastest(
-            [repeat(kernels), repeat(lambda: step(lambda *x: attention(*x, mask=mask), q, k, v, dout))],
-            seconds,
-        )
-        for times, part, most in ((t, "no grad", 30.0), (g, "with grad", 100.0)):
-            yield {
-                "case": f"host time above the kernels, {'causal' if causal else 'full'}, B 1 H 8 L 16, {part}",
-                "measured": (times[1] - times[0]) / n * 1e6,
-                "ceiling": most,
-                "unit": "us",
-            }
+
+def repeated(run: Callable[[], Any]) -> Callable[[], None]:
+    """`REPEATS` calls as one turn."""
+
+    def turn() -> None:
+        for _ in range(REPEATS):
+            run()
+
+    return turn
 
 
 CASES = {"plain": plain, "sparse": sparse, "share": share, "long": long, "host": host}

@@ -34,7 +34,7 @@ def check(
     build: Callable[[], Call], context: str, wanted: tuple[str, ...] | None = None
 ) -> dict[str, Tensor]:
     """The results of the first of several draws, all of which are held against the error budget together."""
-    calls = [build() for _ in range(6)]
+    calls = [build() for _ in range(12)]
     results = [evaluate.observe(SUBJECT, call, wanted) for call in calls]
     verdicts = [evaluate.expect(call).judge(x) for call, x in zip(calls, results, strict=True)]
     tolerance.assert_within(tolerance.pool(verdicts), context)
@@ -67,9 +67,9 @@ def test_scores_far_below_zero_are_not_an_empty_row(dtype: torch.dtype, cuts: li
     out, lse = merge(parts)
     expected = torch.softmax(torch.arange(6.0) * 8 / math.sqrt(128), 0)
     true_out, true_lse = reference.attention(*(x.double() for x in (q, k, v)))
-    # One unit of a score near -71842 in float32 is 0.0078; nothing that accumulates in float32 can be nearer.
+    # One unit of a score near -71842 in float32 is 0.0078; 0.02 is what the report asks for.
     unit = 71842 * torch.finfo(torch.float32).eps
-    assert float((out[0, 0, 0].float() - expected).abs().max()) <= 2 * unit + torch.finfo(dtype).eps
+    assert float((out[0, 0, 0].float() - expected).abs().max()) <= 0.02
     assert float((lse - true_lse).abs()) <= 2 * unit
     assert tolerance.max_error(out, true_out) <= 2 * unit + torch.finfo(dtype).eps
     assert float(lse) == pytest.approx(-71837.85, abs=0.05)
@@ -96,11 +96,11 @@ def test_dot_products_beyond_half_precision_are_accumulated_wider(
     out, lse = attention(q, k, v, return_lse=True, **options)
     wide = {n: x.double() if isinstance(x, Tensor) else x for n, x in options.items()}
     true_out, true_lse = reference.attention(*(x.double() for x in (q, k, v)), **wide)
-    # Scores near 980000: a float32 unit there is 0.0625 * 2, which the weights inherit.
     unit = 980000 * torch.finfo(torch.float32).eps
     assert not out.isnan().any()
-    assert tolerance.max_error(lse, true_lse) <= 4 * unit
-    assert tolerance.max_error(out, true_out) <= 2 * unit + torch.finfo(dtype).eps
+    assert tolerance.max_error(lse, true_lse) <= unit
+    # These products are exact in float32: only tanh rounds a score. The report asks for 0.002.
+    assert tolerance.max_error(out, true_out) <= (2 * unit if "softcap" in options else 2e-3)
 
 
 @pytest.mark.parametrize("shift", [-3e4, 3e4])

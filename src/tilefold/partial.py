@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .errors import ArgumentError, ArgumentTypeError, DeviceError, ShapeError
+from .errors import ArgumentError, ArgumentTypeError, DeviceError, DtypeError, ShapeError
 from .problem import accumulator
 
 
@@ -42,7 +42,7 @@ def merge(partials: Sequence[Partial]) -> Partial:
         `Partial` with `out` in the first one's dtype and `lse` in float32 (float64 for float64).
 
     Raises:
-        ArgumentError: no partial, or shapes, dtypes or devices that differ.
+        ArgumentError: no partial, or shapes, dtypes or devices that differ (ShapeError, DtypeError, DeviceError).
         ArgumentTypeError: an item that is not a `Partial`.
     """
     partials = tuple(partials)
@@ -93,6 +93,11 @@ def _check(partials: tuple[Partial, ...]) -> None:
             raise ShapeError(
                 f"partials[{index}].out: expected the shape of partials[0].out "
                 f"{list(partials[0].out.shape)}, got {list(partial.out.shape)}"
+            )
+        if partial.out.dtype != partials[0].out.dtype:
+            raise DtypeError(
+                f"partials[{index}].out: expected the dtype of partials[0].out {partials[0].out.dtype}, "
+                f"got {partial.out.dtype}"
             )
         if partial.out.device != partials[0].out.device:
             raise DeviceError(

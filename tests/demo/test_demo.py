@@ -16,10 +16,11 @@ from tilefold.demo import scaling as scaling_module
 from tilefold.demo.__main__ import MISSING, main, parse
 from tilefold.demo.corpus import Corpus
 from tilefold.demo.probe import Cost, measure, peak_bytes
+from tilefold.demo.sample import PROMPT
 from tilefold.demo.scaling import Outcome, Row, scaling
 from tilefold.demo.show import Show, seconds, size, sparkline
 from tilefold.demo.standard import sdpa, standard
-from tilefold.demo.verify import FLOAT64_TOLERANCE, compare, run, verify
+from tilefold.demo.verify import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, compare, run, verify
 from tilefold.nn import GPT, GPTConfig
 
 CPU = torch.device("cpu")
@@ -55,10 +56,10 @@ def test_runs_from_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     results: dict[str, Any] = json.loads(captured.out)
     assert results["train"]["steps"] == len(results["train"]["curve"]) == 12
     assert results["train"]["after"] < results["train"]["before"]
-    assert [line["holds"] for line in results["verify"]] == [True, True, True]
+    assert [line["holds"] for line in results["verify"]] == [True] * 4
     (row,) = results["scale"]["rows"]
     assert [outcome["name"] for outcome in row["outcomes"]] == ["standard", "SDPA", "tilefold"]
-    assert results["sample"].startswith('"""')
+    assert results["sample"].startswith(PROMPT.decode())
     for title in ("Train", "Verify", "Scale", "Sample"):
         assert title in captured.err
 
@@ -91,9 +92,10 @@ def test_refuses(arguments: list[str], message: str, capsys: pytest.CaptureFixtu
 
 def test_comparisons_hold_and_would_notice(tiny: GPT) -> None:
     window = Corpus.load().window(3, 200, CPU)
-    doubles, theirs, ours = verify(tiny, window)
+    doubles, theirs, fused, ours = verify(tiny, window)
     assert doubles.holds and theirs.holds and ours.holds
-    assert doubles.allowed == FLOAT64_TOLERANCE and theirs.allowed is None
+    assert doubles.allowed == FLOAT64_TOLERANCE and ours.allowed == FLOAT32_TOLERANCE
+    assert theirs.allowed is None and fused.allowed is None
 
     def slightly_wrong(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
         return standard(q * (1 + 1e-8), k, v, **options)

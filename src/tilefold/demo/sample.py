@@ -10,7 +10,7 @@ from tilefold.nn import GPT
 
 from .corpus import BORDER
 
-PROMPT = b'"""'
+PROMPT = b"import "
 
 
 def sample(
@@ -18,7 +18,7 @@ def sample(
     count: int,
     device: torch.device,
     prompt: bytes = PROMPT,
-    temperature: float = 0.7,
+    temperature: float = 0.6,
     seed: int = 0,
 ) -> Iterator[str]:
     """Yields the characters of a new file that begins with `prompt`; `?` stands for other bytes."""

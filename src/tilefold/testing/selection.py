@@ -103,7 +103,8 @@ def hidden_bias_changes_nothing(case: Case, subject: Subject) -> list[Verdict]:
 
 def _mild(case: Case) -> bool:
     """Whether NaN is the only thing that can be wrong: no weight underflows or is dropped."""
-    return case.values in ("gaussian", "structured") and not case.dropout_p and not case.empty
+    small = case.values == "gaussian" or (case.values == "structured" and case.scale is None)
+    return small and not case.dropout_p and not case.empty
 
 
 @law(applies=lambda case: _mild(case) and case.mask not in ("none", "full", "empty"), limit=40)

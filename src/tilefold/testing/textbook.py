@@ -1,10 +1,11 @@
 """Plain PyTorch a second time: attention as papers write it down, dense, with its gradients by hand.
 
 The definition in `reference` is differentiated by autograd, which keeps the probabilities. Every
-memory-saving kernel, PyTorch's own included, recomputes them from scores that may have been summed in another
-order, and takes the gradient of a score as a difference of two terms. What rounding does to these formulas is
-as much the work of plain PyTorch as what it does to autograd's, and it is larger where scores are large or
-gradients cancel. So the error budget looks at both.
+memory-saving kernel, PyTorch's own included, recomputes them from scores that may have been scaled and summed
+in another order, and takes the gradient of a score as a difference of two terms; and whatever is split, along
+the keys or over time, takes its weights from an lse, which is rounded too. What rounding does to these
+formulas is as much the work of plain PyTorch as what it does to autograd's, and it is larger where scores are
+large or gradients cancel. So the error budget looks at both.
 
 Source: FlashAttention-2 (Dao 2023), section 2.2 and algorithm 2, as one tile; grouped heads share their keys
 without repeating them.
@@ -54,11 +55,14 @@ class _Textbook:
         """`[B, Hk, G * Lq, X] -> [B, Hq, Lq, X]`."""
         return x.unflatten(2, (self.group, self.call.q.shape[2])).flatten(1, 2)
 
-    def products(self, cut: int) -> Tensor:
-        """`scale * q.k`, the sum over channels taken in two parts."""
-        q, k = self.pack(self.q), self.k.transpose(-1, -2)
-        whole = q[..., :cut] @ k[..., :cut, :] + q[..., cut:] @ k[..., cut:, :]
-        return self.unpack(whole) * self.scale
+    def products(self) -> Tensor:
+        """`scale * q.k`."""
+        return self.unpack(self.pack(self.q) @ self.k.transpose(-1, -2)) * self.scale
+
+    def products_again(self) -> Tensor:
+        """The same, scaled before the sum over channels, which is taken in two parts."""
+        q, k, half = self.pack(self.q * self.scale), self.k.transpose(-1, -2), self.q.shape[-1] // 2
+        return self.unpack(q[..., :half] @ k[..., :half, :] + q[..., half:] @ k[..., half:, :])
 
     def scores(self, s: Tensor) -> Tensor:
         """From `scale * q.k` to the score before the mask."""
@@ -82,7 +86,7 @@ class _Textbook:
 
     def results(self) -> Results:
         sink = self.options.get("sink")
-        s = torch.where(self.visible, self.scores(self.products(0)), -math.inf)
+        s = torch.where(self.visible, self.scores(self.products()), -math.inf)
         edge = s.new_full((*s.shape[:3], 1), -math.inf)
         edge = edge if sink is None else sink[:, None, None].expand_as(edge)
         top = torch.cat([s, edge], -1).amax(-1, keepdim=True)
@@ -90,13 +94,10 @@ class _Textbook:
         top = torch.where(alive, top, 0.0)
         total = torch.exp(s - top).sum(-1, keepdim=True) + torch.exp(edge - top)
         lse = torch.where(alive, top + torch.log(torch.where(alive, total, 1.0)), -math.inf)
-        weights = self.drop(torch.exp(s - top) / torch.where(alive, total, 1.0))
+        safe = torch.where(alive, lse, 0.0)
+        weights = self.drop(torch.where(self.visible, torch.exp(s - safe), 0.0))
         out = self.unpack(self.pack(weights) @ self.v).to(self.stored).to(self.v.dtype)
-        return {
-            "out": out,
-            "lse": lse[..., 0],
-            **self.gradients(out, torch.where(alive, lse, 0.0), edge, alive),
-        }
+        return {"out": out, "lse": lse[..., 0], **self.gradients(out, safe, edge, alive)}
 
     def gradients(self, out: Tensor, lse: Tensor, edge: Tensor, alive: Tensor) -> Results:
         """Probabilities again, `dP = dO V^T`, `dS = P * (dP - delta)`; the options between `q.k` and the
@@ -114,7 +115,7 @@ class _Textbook:
         }
         self.options = self.options | leaves
         with torch.enable_grad():
-            raw = self.products(self.q.shape[-1] // 2).detach().requires_grad_()
+            raw = self.products_again().detach().requires_grad_()
             s = self.scores(raw)
         p = torch.where(self.visible, torch.exp(s.detach() - lse), 0.0)
         dp = self.drop(self.unpack(self.pack(dout) @ self.v.transpose(-1, -2)))

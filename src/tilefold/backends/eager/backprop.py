@@ -70,7 +70,9 @@ def backward(
 def _without_empty_rows(
     dout: Tensor, lse: Tensor, dlse: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Rows without any key take no part: their lse becomes a number, and whatever stands in their upstream gradients goes."""
+    """Rows without any key take no part: their lse becomes a number, and whatever stands in their upstream
+    gradients goes.
+    """
     dead = lse == -torch.inf
     if not bool(dead.any()):
         return dout, lse, dlse
@@ -188,7 +190,8 @@ def _run_part(
         _blank(target, inputs.lse.dtype, zeros=True) if wide else target
         for target, wide in zip(targets, summed, strict=True)
     ]
-    into = _Sums(*sums, program.grad_rows[0], program.grad_keys[0] and alone)
+    q, k, v = sums
+    into = _Sums(q, k, v, program.grad_rows[0], program.grad_keys[0] and alone)
     for rect in program.backward:
         _run_rect(program, rect, inputs, into)
     for gather in program.gathers:

@@ -1,9 +1,10 @@
 """Attention on a CPU by PyTorch's fused kernels: rectangles of the score matrix, merged by lse.
 
-`aten::_scaled_dot_product_flash_attention_for_cpu` returns `(out, lse)`, and its backward takes the global ones, under which each
-rectangle's probabilities and delta are right; so gradients of rectangles simply add up. Its limits are met here: hidden elements are
-additive -inf there, through which NaN and inf leak, so results that are not finite are given up (None: the caller runs the fold, which
-selects); rows without a key get lse 0; sizes of zero never reach it; its heads have one size for keys and values.
+`aten::_scaled_dot_product_flash_attention_for_cpu` returns `(out, lse)`, and its backward takes the global
+ones, under which each rectangle's probabilities and delta are right; so gradients of rectangles simply add
+up. Its limits are met here: hidden elements are additive -inf there, through which NaN and inf leak, so
+results that are not finite are given up (None: the caller runs the fold, which selects); rows without a key
+get lse 0; sizes of zero never reach it; its heads have one size for keys and values.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def forward(
         sink: `[Hq]` or None.
 
     Returns:
-        `(out [B, Hq, Lq, Dv], lse [B, Hq, Lq])` in memory order B, Lq, Hq, Dv; None if hidden elements might have leaked
-        into them.
+        `(out [B, Hq, Lq, Dv], lse [B, Hq, Lq])` in memory order B, Lq, Hq, Dv; None if hidden elements might
+        have leaked into them.
     """
     if pieces.masked and not scale > 0.0:
         return None
@@ -104,7 +105,9 @@ def backward(
     scale: float,
     dlse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """`(dq, dk, dv)` under the global `out` and `lse` (the sink already in them), in any strides; None as in `forward`."""
+    """`(dq, dk, dv)` under the global `out` and `lse` (the sink already in them), in any strides; None as in
+    `forward`.
+    """
     return backprop.backward(pieces, dout, q, k, v, out, lse, scale, dlse)
 
 

@@ -1,11 +1,12 @@
 """Masks without structure: stripes of rows, each with the granules of 64 keys that some row of it sees.
 
-A stripe whose granules lie side by side is a rectangle of views. Otherwise its keys are gathered, and stripes that see equally many keys
-run as one batch.
+A stripe whose granules lie side by side is a rectangle of views. Otherwise its keys are gathered, and stripes
+that see equally many keys run as one batch.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,8 @@ class Gather(NamedTuple):
     Attributes:
         rows: int64 `[n, S]`, the rows of each stripe.
         keys: int64 `[n, W]`, the keys it sees, ascending.
-        parts: per stripe, the spans `(column, start, end)` in which some element is hidden: keys `start ... end` at that column.
+        parts: per stripe, the spans `(column, start, end)` in which some element is hidden: keys `start ...
+            end` at that column.
     """
 
     rows: Tensor
@@ -38,7 +40,7 @@ class Gather(NamedTuple):
 def stripes(
     form: Any, q_length: int, k_length: int, device: torch.device, pairs: int
 ) -> tuple[list[Rect], list[Gather]]:
-    """The rectangles and gathered stripes of a form with a single table; every row is in at most one of them."""
+    """Rectangles and gathered stripes of a form with a single table; every row is in one of them at most."""
     states = form.tile_states(q_length, k_length, GRANULE, GRANULE, device)[0, 0]
     height, some, every = _height(states, pairs)
     rects: list[Rect] = []
@@ -55,7 +57,7 @@ def stripes(
         total = sum(b - a for a, b in visible)
         start, end = visible[0][0], visible[-1][1]
         if end - start <= (1 + _SLACK) * total:
-            gaps = [(a[1], b[0]) for a, b in zip(visible, visible[1:], strict=False)]
+            gaps = [(a[1], b[0]) for a, b in pairwise(visible)]
             parts = tuple(sorted([*hidden, *gaps]))
             rects.append(
                 Rect("table" if parts else "full", q0, rows, start, end - start, first=True, parts=parts)
@@ -66,7 +68,9 @@ def stripes(
 
 
 def _height(states: Tensor, pairs: int) -> tuple[int, Tensor, Tensor]:
-    """(height of a stripe in granules, granules that some row sees, granules that every row sees in full), the cheapest."""
+    """(height of a stripe in granules, granules that some row sees, granules that every row sees in full),
+    the cheapest.
+    """
     best: tuple[float, int, Tensor, Tensor] | None = None
     for height in _HEIGHTS:
         spare = -states.shape[0] % height
@@ -105,7 +109,9 @@ def _gather(rows: int, members: list[Any], device: torch.device) -> Gather:
 
 
 def _placed(visible: list[tuple[int, int]], hidden: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Hidden spans, each of which lies in a visible one, with the column at which they stand among the gathered keys."""
+    """Hidden spans, each of which lies in a visible one, with the column at which they stand among the
+    gathered keys.
+    """
     result, column, at = [], 0, 0
     for start, end in visible:
         while at < len(hidden) and hidden[at][0] < end:

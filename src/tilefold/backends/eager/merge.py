@@ -1,4 +1,6 @@
-"""Small pieces of arithmetic around the kernel: merging by lse, channels that fill up, sums that say whether all is finite."""
+"""Small pieces of arithmetic around the kernel: merging by lse, channels that fill up, sums that say whether
+all is finite.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,16 @@ from torch import Tensor
 
 #: Rows that are taken at once where a product of two large tensors is only summed.
 _ROWS = 4096
+#: Dtype of a sum, where it is not that of the tensor: the range of float16 is soon exhausted.
+_SUMMED = {torch.float16: torch.float32}
 
 
 def merge_into(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Merge a partial result `(part [..., S, Dv], part_lse [..., S])` into `(out, lse)` in place; rows of lse -inf hold nothing yet.
+    """Merge a partial result `(part [..., S, Dv], part_lse [..., S])` into `(out, lse)` in place; rows of lse
+    -inf hold nothing yet.
 
-    The weights come from differences of lse, which are exact where they matter, so that they add up to one whatever its size.
+    The weights come from differences of lse, which are exact where they matter, so that they add up to one
+    whatever its size.
     """
     weight = torch.sigmoid(torch.nan_to_num(part_lse - lse))
     out.lerp_(part.to(out.dtype), weight.unsqueeze(-1).to(out.dtype))
@@ -29,7 +35,7 @@ def merge_sink(out: Tensor, lse: Tensor, sink: Tensor) -> None:
 
 
 def sink_gradient(sink: Tensor, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None) -> Tensor:
-    """`-sum exp(sink - lse) (delta - dlse)` over batch and rows, `[Hq]`, with `delta = rowsum(dout * out)`."""
+    """`-sum exp(sink - lse) (delta - dlse)` over batch and rows, `[Hq]`; `delta = rowsum(dout * out)`."""
     dtype = lse.dtype
     total = torch.zeros(sink.shape, dtype=dtype, device=sink.device)
     for at in range(0, lse.shape[2], _ROWS):
@@ -37,7 +43,9 @@ def sink_gradient(sink: Tensor, dout: Tensor, out: Tensor, lse: Tensor, dlse: Te
         delta = (dout[:, :, rows].to(dtype) * out[:, :, rows].to(dtype)).sum(-1)
         if dlse is not None:
             delta = delta - dlse[:, :, rows].to(dtype)
-        total -= (torch.exp(sink.to(dtype)[None, :, None] - lse[:, :, rows]) * delta).sum((0, 2))
+        # A sink of -inf leaves rows without keys at lse -inf.
+        share = torch.exp(sink.to(dtype)[None, :, None] - lse[:, :, rows])
+        total -= (torch.where(lse[:, :, rows] == -torch.inf, 0.0, share * delta)).sum((0, 2))
     return total.to(sink.dtype)
 
 
@@ -59,12 +67,10 @@ def with_lse_channels(dout: Tensor, out: Tensor, dlse: Tensor) -> tuple[Tensor, 
 
 
 def all_finite(*tensors: Tensor) -> bool:
-    """Is every element of every tensor finite? Reads values. A sum that overflows also says no, which costs only speed."""
+    """Is every element of every tensor finite? Reads values. A sum that overflows also says no, which costs
+    only speed.
+    """
     return all(math.isfinite(x.sum(dtype=_SUMMED.get(x.dtype)).item()) for x in tensors)
-
-
-#: Dtype of a sum; the others are summed in float32 and rounded to their own type, whose range is that of float32.
-_SUMMED = {torch.float16: torch.float32}
 
 
 def usable(x: Tensor) -> Tensor:

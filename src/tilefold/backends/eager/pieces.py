@@ -1,7 +1,9 @@
-"""The visible part of the score matrix as trapezoids: pure integers, no tensor but the table that is read once.
+"""The visible part of the score matrix as trapezoids: pure integers, no tensor but the table that is read
+once.
 
-A trapezoid is a run of rows whose first and last visible key each stand still or move one key per row. Bands give one to three of them,
-documents one or two each, key tables (`Cols`) as many as they have runs. The trapezoids of a mask share no element and miss none.
+A trapezoid is a run of rows whose first and last visible key each stand still or move one key per row. Bands
+give one to three of them, documents one or two each, key tables (`Cols`) as many as they have runs. The
+trapezoids of a mask share no element and miss none.
 """
 
 from __future__ import annotations
@@ -13,15 +15,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: What one element of the score matrix, one block of rows that a kernel call works on, and one call cost, forward and backward
-#: together, in nanoseconds on one core pair. Only their ratios matter: they decide which short runs are worth a call of their own.
+#: What one element of the score matrix, one block of rows that a kernel call works on, and one call cost,
+#: forward and backward together, in nanoseconds on one core pair. Only their ratios matter: they decide which
+#: short runs are worth a call of their own.
 ELEMENT, BLOCK, CALL = 4, 15_000, 80_000
 #: Runs of fewer rows may be joined into one masked rectangle of at most this many rows.
 STRIPE = 256
 
 
 class Trapezoid(NamedTuple):
-    """Rows `r0 <= r < r1`; row r sees keys `start + ds * (r - r0) <= key < end + de * (r - r0)`, at least one."""
+    """Rows `r0 <= r < r1`; row r sees keys `start + ds * (r - r0) <= key < end + de * (r - r0)`, at least
+    one.
+    """
 
     r0: int
     r1: int
@@ -41,7 +46,9 @@ class Trapezoid(NamedTuple):
 
 
 class Box(NamedTuple):
-    """Rows and keys around several runs; which elements are visible, the table says (its interval number `interval`)."""
+    """Rows and keys around several runs; which elements are visible, the table says (its interval number
+    `interval`).
+    """
 
     r0: int
     r1: int
@@ -56,29 +63,31 @@ def rows_per_block(rows: int) -> int:
 
 
 def cost(rows: int, keys: int, pairs: int) -> float:
-    """Nanoseconds per (batch element, head) of one call on a rectangle, when the call serves `pairs` of them."""
+    """Nanoseconds per (batch element, head) of one call on a rectangle that serves `pairs` of them."""
     blocks = -(-rows // rows_per_block(rows)) * -(-keys // 512)
     return CALL / pairs + BLOCK * blocks + ELEMENT * rows * keys
 
 
 def region(r0: int, r1: int, k0: int, k1: int, lo: int | None, hi: int | None) -> list[Trapezoid]:
-    """The trapezoids of rows `[r0, r1)` and keys `[k0, k1)` with `lo <= key - row <= hi` (None = unbounded)."""
+    """Trapezoids of rows `[r0, r1)` and keys `[k0, k1)` with `lo <= key - row <= hi` (None = unbounded)."""
     if lo is not None:
         r1 = min(r1, k1 - lo)
     if hi is not None:
         r0 = max(r0, k0 - hi)
     if r0 >= r1 or k0 >= k1 or (lo is not None and hi is not None and lo > hi):
         return []
-    # From row `leaves` on the first key moves, up to row `arrives` the last one does; where both values agree the longer run takes the row.
+    # From row `leaves` on the first key moves, up to row `arrives` the last one does; where both values agree
+    # the longer run takes the row.
     leaves = r1 if lo is None else r0 if k0 - lo <= r0 else k0 - lo + 1
     arrives = r0 if hi is None else k1 - hi
     cuts = {r0, r1, min(max(leaves, r0), r1), min(max(arrives, r0), r1)}
     result = []
     for a, b in pairwise(sorted(cuts)):
-        ds, de = int(a >= leaves), int(a < arrives)
+        ds, de = a >= leaves, a < arrives
         start = a + lo if ds and lo is not None else k0
         end = a + hi + 1 if de and hi is not None else k1
-        result.append(Trapezoid(a, b, start, end, ds, de))
+        moves = b - a > 1
+        result.append(Trapezoid(a, b, start, end, int(ds and moves), int(de and moves)))
     return result
 
 
@@ -88,7 +97,9 @@ def band_trapezoids(lo: int | None, hi: int | None, q_length: int, k_length: int
 
 
 def runs(start: Tensor, end: Tensor) -> Iterator[Trapezoid]:
-    """Maximal runs of lines with a steady start and end, from int tensors `[N]`; lines with `start >= end` are passed over."""
+    """Maximal runs of lines with a steady start and end, from int tensors `[N]`; lines with `start >= end`
+    are passed over.
+    """
     count = start.shape[0]
     if count == 0:
         return
@@ -96,7 +107,8 @@ def runs(start: Tensor, end: Tensor) -> Iterator[Trapezoid]:
     ds, de = start.diff(), end.diff()
     steady = (ds >= 0) & (ds <= 1) & (de >= 0) & (de <= 1) & (alive[1:] == alive[:-1])
     slopes = torch.where(steady, ds * 2 + de, -1)
-    # A change of slope breaks after the line it leads to; the step that breaks is not compared with the one that follows it.
+    # A change of slope breaks after the line it leads to; the step that breaks is not compared with the one
+    # that follows it.
     changes = (slopes[1:] != slopes[:-1]) & (slopes[:-1] >= 0)
     breaks = ~steady
     breaks[1:] |= changes
@@ -111,7 +123,7 @@ def runs(start: Tensor, end: Tensor) -> Iterator[Trapezoid]:
 
 
 def row_pieces(bounds: Tensor, pairs: int) -> list[Trapezoid | Box]:
-    """Pieces of one table of `Rows`, int32 `[Lq, 2 * n]`, in the order of their rows; short runs are joined."""
+    """Pieces of one table of `Rows`, int32 `[Lq, 2 * n]`, by their first rows; short runs are joined."""
     result: list[Trapezoid | Box] = []
     for n in range(bounds.shape[1] // 2):
         result.extend(joined(runs(bounds[:, 2 * n], bounds[:, 2 * n + 1]), n, pairs))
@@ -119,7 +131,9 @@ def row_pieces(bounds: Tensor, pairs: int) -> list[Trapezoid | Box]:
 
 
 def joined(pieces: Iterator[Trapezoid], interval: int, pairs: int) -> Iterator[Trapezoid | Box]:
-    """Short runs joined into masked boxes of at most `STRIPE` rows wherever one larger call costs less than two small ones."""
+    """Short runs joined into masked boxes of at most `STRIPE` rows wherever one larger call costs less than
+    two small ones.
+    """
     held: list[Trapezoid] = []
     box, price = (0, 0, 0, 0), 0.0
     for piece in pieces:
@@ -138,10 +152,11 @@ def joined(pieces: Iterator[Trapezoid], interval: int, pairs: int) -> Iterator[T
 
 
 def column_pieces(bounds: Tensor, q_length: int, limit: int) -> list[Trapezoid] | None:
-    """Trapezoids of one table of `Cols`, int32 `[Lk, 2 * n]` hidden query intervals per key; None if it has more than `limit` runs.
+    """Trapezoids of one table of `Cols`, int32 `[Lk, 2 * n]` hidden query intervals per key; None if it has
+    more than `limit` runs.
 
-    What a key's hidden intervals leave is at most n + 1 visible intervals of rows; a run of keys is a trapezoid on its side, whose
-    rows are found by `region`.
+    What a key's hidden intervals leave is at most n + 1 visible intervals of rows; a run of keys is a
+    trapezoid on its side, whose rows are found by `region`.
     """
     result: list[Trapezoid] = []
     for start, end in visible_intervals(bounds, q_length):

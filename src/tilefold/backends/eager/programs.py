@@ -1,4 +1,5 @@
-"""What to do for one call on a lowered mask: rectangles, for each group of heads and batch elements that share a table.
+"""What to do for one call on a lowered mask: rectangles, for each group of heads and batch elements that
+share a table.
 
 Made once per form and shape, from integers; the only tensors are index lists of gathered stripes.
 """
@@ -10,9 +11,9 @@ import functools
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from . import granules, pieces, rects
@@ -51,7 +52,9 @@ class Program:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Batch elements `b0 ... b1`, query heads `h0 ... h1` on key heads `k0 ... k1`; rows and keys are every `step`-th from an origin."""
+    """Batch elements `b0 ... b1`, query heads `h0 ... h1` on key heads `k0 ... k1`; rows and keys are every
+    `step`-th from an origin.
+    """
 
     b0: int
     b1: int
@@ -152,7 +155,9 @@ def _pieces(groups: list[Group], Lq: int, Lk: int, all_rows: bool, all_keys: boo
 
 
 def _shared_keys(groups: list[Group]) -> bool:
-    """Do two groups with tables of their own read one key head? (The residue classes of a stepped band never share a key.)"""
+    """Do two groups with tables of their own read one key head? (The residue classes of a stepped band never
+    share a key.)
+    """
     read = [(g.b0, k) for g in groups if g.step == 1 for k in range(g.k0, g.k1)]
     return len(set(read)) < len(read)
 
@@ -224,11 +229,13 @@ def _equal_runs(table: Tensor, total: int) -> list[tuple[int, int]]:
     """Runs of equal consecutive entries along the first dimension."""
     same = (table[1:] == table[:-1]).flatten(1).all(1).tolist()
     cuts = [0, *(n + 1 for n, equal in enumerate(same) if not equal), total]
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(pairwise(cuts))
 
 
 def _by_key_heads(h0: int, h1: int, group: int) -> Iterator[tuple[int, int, int, int]]:
-    """Query heads `[h0, h1)` cut so that each part reads whole key heads or lies within one: `(h0, h1, k0, k1)`."""
+    """Query heads `[h0, h1)` cut so that each part reads whole key heads or lies within one: `(h0, h1, k0,
+    k1)`.
+    """
     while h0 < h1:
         if h0 % group == 0 and h1 - h0 >= group:
             end = h0 + (h1 - h0) // group * group

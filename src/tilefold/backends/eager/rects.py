@@ -1,13 +1,15 @@
 """Trapezoids cut into the rectangles that ATen's kernels take, forward and backward. Pure integers.
 
-Rows that move with their keys (windows) become stripes of equal shape under one small shared mask; the forward cuts between rows, the
-backward between keys, which makes its matrix products tall and leaves a single gradient to be summed. Long ramps become one rectangle
-without a mask beside one `is_causal` square. An `is_causal` call costs less than a masked one, but skips only blocks of 512 keys.
+Rows that move with their keys (windows) become stripes of equal shape under one small shared mask; the
+forward cuts between rows, the backward between keys, which makes its matrix products tall and leaves a single
+gradient to be summed. Long ramps become one rectangle without a mask beside one `is_causal` square. An
+`is_causal` call costs less than a masked one, but skips only blocks of 512 keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from .pieces import STRIPE, Box, Trapezoid, cost
@@ -16,6 +18,8 @@ from .pieces import STRIPE, Box, Trapezoid, cost
 CAUSAL_ROWS = 768
 #: Most elements of a mask (8 MiB in float32).
 MASK_ELEMENTS = 1 << 21
+#: Heights of stripes to choose from.
+STRIPES = (64, 128, 256, 512, 1024)
 #: Rows of a stripe of a window too wide for a mask.
 WIDE_STRIPE = 2048
 #: Cost of adding one row of a gradient into its sum, in the units of `pieces.cost`.
@@ -26,10 +30,12 @@ class Rect(NamedTuple):
     """`n` rectangles of equal shape: rows `q0 + i * q_step ...`, keys `k0 + i * k_step ...`.
 
     Attributes:
-        kind: "full"; "causal" (key - row <= 0 from the rectangle's own corner); "flipped" (key - row >= 0, square);
-            "band" (`lo <= key - row <= hi` from the corner, None = unbounded); "table" (the form's own elements).
+        kind: "full"; "causal" (key - row <= 0 from the rectangle's own corner); "flipped" (key - row >= 0,
+            square); "band" (`lo <= key - row <= hi` from the corner, None = unbounded); "table" (the form's
+            own elements).
         first: none of its rows has been written before.
-        parts: for "table", the spans of keys `(start, end)` in which some element is hidden; in between all are visible.
+        parts: for "table", the spans of keys `(start, end)` in which some element is hidden; in between all
+            are visible.
         interval: for "table", which interval of a `Rows` table counts; -1 = the whole form.
     """
 
@@ -49,7 +55,9 @@ class Rect(NamedTuple):
 
 
 def forward_rects(pieces: Iterable[Trapezoid | Box]) -> tuple[Rect, ...]:
-    """The rectangles of a forward pass, in the order of their rows, each marked whether it is the first on its rows."""
+    """The rectangles of a forward pass, in the order of their rows, each marked whether it is the first on
+    its rows.
+    """
     rects = [rect for piece in pieces for rect in _cut(piece)]
     return _marked(merged(rects))
 
@@ -81,7 +89,9 @@ class _Region(NamedTuple):
 
 
 def _long_window(waiting: list[Trapezoid | Box]) -> tuple[_Region, int] | None:
-    """The region that the last pieces of a stack make if they are a long window with or without ends, and how many they are."""
+    """The region that the last pieces of a stack make if they are a long window with or without ends, and how
+    many they are.
+    """
     ahead = [t if isinstance(t, Trapezoid) else None for t in (*waiting[-1:-4:-1], None, None)]
     head = ahead[0] if ahead[0] is not None and (ahead[0].ds, ahead[0].de) == (0, 1) else None
     body, tail = ahead[1:3] if head else ahead[:2]
@@ -157,7 +167,9 @@ def _window(t: Trapezoid) -> Iterator[Rect]:
 
 
 def _stripe(width: int, backward: bool) -> int:
-    """The height of stripes (or their width in keys, backward) that makes a row of a window `width` keys wide cheapest."""
+    """The height of stripes (or their width in keys, backward) that makes a row of a window `width` keys wide
+    cheapest.
+    """
 
     def price(stripe: int) -> float:
         long = width + stripe - 1
@@ -165,7 +177,7 @@ def _stripe(width: int, backward: bool) -> int:
             return (cost(long, stripe, 8) + ADDED_ROW * long) / stripe
         return cost(stripe, long, 8) / stripe
 
-    sizes = [s for s in (64, 128, 256, 512, 1024) if s * (s + width) <= MASK_ELEMENTS]
+    sizes = [s for s in STRIPES if s * (s + width) <= MASK_ELEMENTS]
     return min(sizes, key=price)
 
 
@@ -252,7 +264,7 @@ def covers(rects: Iterable[Rect], length: int, *, keys: bool) -> tuple[bool, boo
         else:
             spans.extend((first + i * step, first + i * step + size) for i in range(r.n))
     spans.sort()
-    once = all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+    once = all(a[1] <= b[0] for a, b in pairwise(spans))
     reached, whole = 0, True
     for a, b in spans:
         whole = whole and a <= reached

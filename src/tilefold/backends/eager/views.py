@@ -17,6 +17,7 @@ from .rects import Rect
 #: Bytes of tensors that one batch of stripes makes, and of sums that live at once.
 BATCH_BYTES = 4 << 20
 SUM_BYTES = 8 << 20
+_CPU = torch.device("cpu")
 #: Bytes of masks that are kept between calls.
 KEPT_BYTES = 16 << 20
 
@@ -38,7 +39,9 @@ def own(x: Tensor, group: Group, queries: bool = False) -> Tensor:
 
 
 def parts(group: Group, bytes_per_head: int) -> Iterator[Group]:
-    """The group's heads, as few at a time as keep sums of `bytes_per_head` for each query head small and all threads busy."""
+    """The group's heads, as few at a time as keep sums of `bytes_per_head` for each query head small and all
+    threads busy.
+    """
     heads = group.k1 - group.k0
     per = (group.h1 - group.h0) // heads
     few = heads
@@ -53,7 +56,9 @@ def parts(group: Group, bytes_per_head: int) -> Iterator[Group]:
 
 
 def batches(rect: Rect, batch: int, bytes_each: int) -> Iterator[tuple[int, int]]:
-    """`(first, n)`: stripes that run as one call. Stripes take the place of the batch dimension, so only one batch element has it free."""
+    """`(first, n)`: stripes that run as one call. Stripes take the place of the batch dimension, so only one
+    batch element has it free.
+    """
     if rect.n == 1 or batch > 1:
         yield from ((i, 1) for i in range(rect.n))
         return
@@ -72,7 +77,9 @@ def placed(rect: Rect, first: int, n: int, queries: bool = False) -> Span:
 
 
 def cut(x: Tensor, span: Span) -> Tensor:
-    """`[b, H, L, ...]` -> `[b, H, size, ...]`, or `[1, H, L, ...]` -> `[n, H, size, ...]` for several spans, which may overlap."""
+    """`[b, H, L, ...]` -> `[b, H, size, ...]`, or `[1, H, L, ...]` -> `[n, H, size, ...]` for several spans,
+    which may overlap.
+    """
     if span.n == 1:
         return x.narrow(2, span.first, span.size)
     step = x.stride(2)
@@ -109,7 +116,7 @@ def rect_mask(program: Program, rect: Rect, dtype: torch.dtype) -> Tensor | None
         return band_mask((rect.rows, rect.keys, rect.lo, rect.hi, dtype))
     if rect.kind != "table":
         return None
-    mask = torch.zeros(rect.rows, rect.keys, dtype=dtype)
+    mask = torch.zeros(rect.rows, rect.keys, dtype=dtype, device=_CPU)
     for start, end in rect.parts:
         hidden = _hidden(program.form, rect.q0, rect.q0 + rect.rows, start, end, rect.interval)
         mask[:, start - rect.k0 : end - rect.k0].masked_fill_(hidden, -torch.inf)
@@ -117,7 +124,9 @@ def rect_mask(program: Program, rect: Rect, dtype: torch.dtype) -> Tensor | None
 
 
 def band_mask(key: tuple[int, int, int | None, int | None, torch.dtype]) -> Tensor:
-    """`(rows, keys, lo, hi, dtype)` -> `[rows, keys]`, 0 where `lo <= key - row <= hi`, else -inf. The last ones used are kept."""
+    """`(rows, keys, lo, hi, dtype)` -> `[rows, keys]`, 0 where `lo <= key - row <= hi`, else -inf. The last
+    ones used are kept.
+    """
     with _lock:
         found = _kept.pop(key, None)
         if found is None:
@@ -133,7 +142,7 @@ _lock = threading.Lock()
 
 
 def _made(rows: int, keys: int, lo: int | None, hi: int | None, dtype: torch.dtype) -> Tensor:
-    mask = torch.zeros(rows, keys, dtype=dtype)
+    mask = torch.zeros(rows, keys, dtype=dtype, device=_CPU)
     if hi is not None:
         mask += torch.full_like(mask, -torch.inf).triu_(hi + 1)
     if lo is not None:
@@ -148,7 +157,7 @@ def gather_mask(
     if not any(spans):
         return None
     (n, size), width = rows.shape, keys.shape[1]
-    mask = torch.zeros(n, 1, size, width, dtype=dtype)
+    mask = torch.zeros(n, 1, size, width, dtype=dtype, device=_CPU)
     for i, (q0, parts_of) in enumerate(zip(rows[:, 0].tolist(), spans, strict=True)):
         for column, start, end in parts_of:
             hidden = _hidden(form, q0, q0 + size, start, end, -1)
@@ -157,13 +166,15 @@ def gather_mask(
 
 
 def _hidden(form: Any, q0: int, q1: int, k0: int, k1: int, interval: int) -> Tensor:
-    """bool `[q1 - q0, k1 - k0]`: elements that the form hides, or that lie outside one interval of a `Rows` table."""
+    """bool `[q1 - q0, k1 - k0]`: elements that the form hides, or that lie outside one interval of a `Rows`
+    table.
+    """
     if interval < 0:
         # Tables answer by position alone, so any lengths do.
-        return ~form.tile(q0, q1, k0, k1, q1, k1, torch.device("cpu"))[0, 0]
+        return ~form.tile(q0, q1, k0, k1, q1, k1, _CPU)[0, 0]
     start, end = (
         form.bounds[0, 0, q0:q1, 2 * interval, None],
         form.bounds[0, 0, q0:q1, 2 * interval + 1, None],
     )
-    keys = torch.arange(k0, k1, dtype=form.bounds.dtype)
+    keys = torch.arange(k0, k1, dtype=form.bounds.dtype, device=_CPU)
     return (keys < start).logical_or_(keys >= end)
