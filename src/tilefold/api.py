@@ -90,8 +90,8 @@ def attention(
             q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
             spec, scale, softcap, dropout_p, deterministic, backend, validate, return_lse, seed is None,
             # Equal numbers of another kind (True == 1) must not pass for what was checked.
-            scale.__class__, softcap.__class__, dropout_p.__class__, deterministic.__class__, validate.__class__,
-            return_lse.__class__,
+            scale.__class__, softcap.__class__, dropout_p.__class__, deterministic.__class__,
+            validate.__class__, return_lse.__class__,
             None if alibi_slopes is None else (alibi_slopes.shape, alibi_slopes.dtype, alibi_slopes.device),
             None if bias is None else (bias.shape, bias.dtype, bias.device),
             None if sink is None else (sink.shape, sink.dtype, sink.device),

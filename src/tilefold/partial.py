@@ -42,7 +42,7 @@ def merge(partials: Sequence[Partial]) -> Partial:
         `Partial` with `out` in the first one's dtype and `lse` in float32 (float64 for float64).
 
     Raises:
-        ArgumentError: no partial, or shapes, dtypes or devices that differ (ShapeError, DtypeError, DeviceError).
+        ArgumentError: no partial; ShapeError, DtypeError, DeviceError: shapes, dtypes or devices differ.
         ArgumentTypeError: an item that is not a `Partial`.
     """
     partials = tuple(partials)

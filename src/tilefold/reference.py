@@ -12,8 +12,8 @@ from .problem import Positions, key_positions, query_positions
 
 
 # fmt: off
-def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Any = None, scale=None, softcap=None,
-              alibi_slopes=None, bias=None, sink=None, dropout_p=0.0, seed: Any = None, positions: Any = None):
+def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Any = None, scale=None, softcap=None, bias=None,
+              alibi_slopes=None, sink=None, dropout_p=0.0, seed: Any = None, positions: Any = None):
     """`(out [B, Hq, Lq, Dv], lse [B, Hq, Lq])` of the whole score matrix, in the dtype of its inputs."""
     (B, Hq, Lq, D), (Hk, Lk) = q.shape, k.shape[1:3]
     k, v = (x.repeat_interleave(Hq // Hk, dim=1) for x in (k, v))

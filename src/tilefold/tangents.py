@@ -168,9 +168,7 @@ def _sink_row(st: _Stripe, t_sink: Tensor | None) -> Tensor | float:
 
 
 def forward(x: Six, u: Six, setting: Setting) -> tuple[Tensor, Tensor]:
-    """Tangents of `(out, lse)` at arguments `x` in direction `u` (None: zero), in their dtypes and memory
-    order B, Lq, Hq.
-    """
+    """Tangents of `(out, lse)` at arguments `x` in direction `u` (None: zero), in their dtypes."""
     problem = setting.problem
     assert x[0] is not None
     outs, lses = [], []
@@ -184,11 +182,9 @@ def forward(x: Six, u: Six, setting: Setting) -> tuple[Tensor, Tensor]:
         outs.append(t_out)
         lses.append(t_lse[..., 0])
     if not outs:
-        shape = (problem.batch, problem.q_length, problem.q_heads)
-        outs.append(x[0].new_zeros((*shape, problem.v_head_dim)).transpose(1, 2))
-        lses.append(x[0].new_zeros(shape, dtype=problem.accumulator).transpose(1, 2))
-    out, lse = (torch.cat([t.transpose(1, 2) for t in parts], 1).transpose(1, 2) for parts in (outs, lses))
-    return out.to(problem.dtype), lse
+        shape = (problem.batch, problem.q_heads, problem.q_length)
+        return x[0].new_zeros((*shape, problem.v_head_dim)), x[0].new_zeros(shape, dtype=problem.accumulator)
+    return torch.cat(outs, 2).to(problem.dtype), torch.cat(lses, 2)
 
 
 def backward(

@@ -80,7 +80,7 @@ def compare(inputs: dict[str, Tensor], form: Any, context: str) -> None:
 def compare_draws(*arguments: Any, form: Any, context: str, factor: float = 1.0) -> None:
     """Several draws as one, where a single one is too small to say how far off plain PyTorch is."""
     draws = []
-    for _ in range(4):
+    for _ in range(8):
         inputs = make(*arguments)
         inputs["q"] = inputs["q"] * factor
         draws.append(verdicts(inputs, form))
@@ -120,7 +120,7 @@ def test_sink_and_lse_gradient(kind: str, dtype: torch.dtype, options: tuple[str
     assert_within(pool(draws), f"{kind} {options}")
 
 
-@pytest.mark.parametrize("sizes_of", [(16, 8), (8, 16), (7, 3), (1, 1), (33, 64)], ids=str)
+@pytest.mark.parametrize("sizes_of", [(16, 8), (8, 16), (7, 3), (33, 64)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_head_sizes(dtype: torch.dtype, sizes_of: tuple[int, int]) -> None:
     for form in (Band(None, None), Band(None, 0), Band(-9, 2)):

@@ -67,3 +67,14 @@ def test_scales_that_turn_masks_around_are_declined(scale: float) -> None:
     assert fused.forward(fused.plan(Band(None, 0), B, H, H, L, L), q, k, v, scale) is None
     result = fused.forward(fused.plan(Band(None, None), B, H, H, L, L), q, k, v, scale)
     assert result is not None and bool(torch.isfinite(result[0]).all())
+
+
+@pytest.mark.parametrize("keys", [1, 7, 15, 16, 17, 40, 513])
+@pytest.mark.parametrize("poison", POISONS)
+def test_what_a_row_sees_is_not_lost(keys: int, poison: float) -> None:
+    """NaN in a query makes its row NaN, however few keys there are."""
+    for Lq, form in ((keys, Band(None, 0)), (3, Band(None, None)), (keys, Band(0, None))):
+        q, k, v, _ = make(1, 1, 1, Lq, keys, D, D, torch.float32).values()
+        q[0, 0, min(1, Lq - 1)] = poison
+        result = fused.forward(fused.plan(form, 1, 1, 1, Lq, keys), q, k, v, 0.25)
+        assert result is None or all(bool(x[0, 0, min(1, Lq - 1)].isnan().all()) for x in result)

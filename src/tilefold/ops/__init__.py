@@ -23,9 +23,9 @@ from tilefold.problem import Problem
 from tilefold.scores import Scores
 
 from . import autograd, kernels, vmap
-from .autograd import Rest
+from .autograd import Forward, Rest, any_requires_grad
 from .kernels import forward_op
-from .prepare import encode, load
+from .prepare import DIFFERENTIABLE, encode, load
 from .transforms import TransformedForward
 
 __all__ = ["attend", "backward", "encode", "forward", "load"]
@@ -43,6 +43,9 @@ def attend(*args: Any) -> tuple[Tensor, Tensor]:
         return forward_op(*args)
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return TransformedForward.apply(*args[:7], Rest(args[7:]))  # pyright: ignore[reportReturnType]
+    if torch.is_grad_enabled() and any_requires_grad(args[:DIFFERENTIABLE]):
+        # What the op's own autograd rule does, one dispatch earlier.
+        return Forward.apply(*args[:7], Rest(args[7:]))  # pyright: ignore[reportReturnType]
     return forward_op(*args)
 
 

@@ -24,9 +24,12 @@ class Rest:
     needs: list[bool] = field(default_factory=list)
 
 
-class _Forward(Function):
+class Forward(Function):
+    """The forward op with its gradient. Seven tensors, and the other arguments as one: it costs less."""
+
     @staticmethod
-    def forward(ctx: Any, *args: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx: Any, *inputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        args = (*inputs[:7], *inputs[7].args)
         with torch._C._AutoDispatchBelowAutograd():
             out, lse = forward_op(*args)
         _save(ctx, args, (out, lse))
@@ -36,7 +39,12 @@ class _Forward(Function):
     def backward(ctx: Any, dout: Any, dlse: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         args, (out, lse) = _saved(ctx)
         needs = list(ctx.needs_input_grad[:DIFFERENTIABLE])
-        return _padded(backward_op(dout, dlse, out, lse, needs, *args), needs, before=0)
+        if torch.is_grad_enabled():
+            gradients = backward_op(dout, dlse, out, lse, needs, *args)
+        else:
+            with torch._C._AutoDispatchBelowAutograd():
+                gradients = backward_op(dout, dlse, out, lse, needs, *args)
+        return (*(g if need else None for g, need in zip(gradients, needs, strict=True)), None, None)
 
 
 class _Backward(Function):
@@ -110,23 +118,15 @@ def _saved(ctx: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return args, tensors[7:middle]
 
 
-def _padded(gradients: Any, needs: list[bool], before: int) -> tuple[Any, ...]:
-    """Gradients as `Function.backward` returns them: None where nobody asked and for arguments that have
-    none.
-    """
-    wanted = (gradient if need else None for gradient, need in zip(gradients, needs, strict=True))
-    return (*(None,) * before, *wanted, *(None,) * (COUNT - DIFFERENTIABLE))
-
-
 def _forward_autograd(*args: Any) -> Any:
-    if torch.is_grad_enabled() and _any_requires_grad(args[:DIFFERENTIABLE]):
-        return _Forward.apply(*args)
+    if torch.is_grad_enabled() and any_requires_grad(args[:DIFFERENTIABLE]):
+        return Forward.apply(*args[:7], Rest(args[7:]))
     with torch._C._AutoDispatchBelowAutograd():
         return forward_op(*args)
 
 
 def _backward_autograd(*args: Any) -> Any:
-    if torch.is_grad_enabled() and _any_requires_grad((*args[:2], *args[5 : 5 + DIFFERENTIABLE])):
+    if torch.is_grad_enabled() and any_requires_grad((*args[:2], *args[5 : 5 + DIFFERENTIABLE])):
         return _Backward.apply(*args)
     with torch._C._AutoDispatchBelowAutograd():
         return backward_op(*args)
@@ -135,13 +135,13 @@ def _backward_autograd(*args: Any) -> Any:
 def _second_order_autograd(*args: Any) -> Any:
     dout, dlse, cotangents, needs, *rest = args
     tensors = (dout, dlse, *cotangents, *rest[:DIFFERENTIABLE])
-    if torch.is_grad_enabled() and _any_requires_grad(tensors):
+    if torch.is_grad_enabled() and any_requires_grad(tensors):
         return _SecondOrder.apply(dout, dlse, *cotangents, *rest[:7], Rest(tuple(rest[7:]), needs))
     with torch._C._AutoDispatchBelowAutograd():
         return second_order_op(*args)
 
 
-def _any_requires_grad(tensors: tuple[Any, ...]) -> bool:
+def any_requires_grad(tensors: tuple[Any, ...]) -> bool:
     return any(t is not None and t.requires_grad for t in tensors)
 
 

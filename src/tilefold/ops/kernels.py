@@ -36,9 +36,27 @@ backward_op = torch.ops.tilefold.backward.default
 second_order_op = torch.ops.tilefold.second_order.default
 
 
+# Layouts, which compiled code relies on: `out` has its heads outside or inside its rows as q has, `lse` and
+# the gradients of q, k and v have the memory order B, L, H, other gradients that of `torch.empty_like`.
+
+
+def heads_outside(q: Tensor) -> bool:
+    """Whether the heads of `[B, H, L, D]` lie outside its rows in memory, as in a contiguous tensor."""
+    return q.stride(1) >= q.stride(2)
+
+
+def in_order(x: Tensor, heads_first: bool) -> Tensor:
+    """`x [B, H, L, ...]` dense in the memory order B, H, L or B, L, H; itself if it is."""
+    if heads_first:
+        return x.contiguous()
+    by_row = x.transpose(1, 2)
+    return x if by_row.is_contiguous() else by_row.contiguous().transpose(1, 2)
+
+
 def _forward_kernel(*args: Any) -> tuple[Tensor, Tensor]:
     backend, work = make_work(args)
-    return backend.forward(work)
+    out, lse = backend.forward(work)
+    return in_order(out, heads_outside(work.q)), in_order(lse, heads_first=False)
 
 
 def _backward_kernel(
@@ -47,16 +65,22 @@ def _backward_kernel(
     backend, work = make_work(args)
     dout = torch.zeros_like(out) if dout is None else dout
     gradients = backend.backward(work, dout, dlse, out, lse, tuple(needs))
-    return tuple(
+    return _promised(gradients, args)
+
+
+def _promised(gradients: Any, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Gradients of the six in their layouts; an empty tensor for None."""
+    dq, dk, dv, *rest = gradients
+    qkv = (args[0].new_empty(0) if x is None else in_order(x, heads_first=False) for x in (dq, dk, dv))
+    others = (
         args[0].new_empty(0) if gradient is None else _laid_out_like(gradient, argument)
-        for gradient, argument in zip(gradients, args, strict=False)
+        for gradient, argument in zip(rest, args[3:DIFFERENTIABLE], strict=True)
     )
+    return (*qkv, *others)
 
 
 def _laid_out_like(gradient: Tensor, argument: Tensor) -> Tensor:
-    """`gradient` with the strides of `torch.empty_like(argument)`, which is what the fake kernel promises."""
-    if gradient.stride() == argument.stride() and argument.is_contiguous():
-        return gradient
+    """`gradient` with the strides of `torch.empty_like(argument)`."""
     like = torch.empty_like(argument)
     return gradient if gradient.stride() == like.stride() else like.copy_(gradient)
 
@@ -71,33 +95,39 @@ def _second_order_kernel(
     u = make_six(tuple(c if need else None for c, need in zip(cotangents, needs, strict=True)))
     t_out, t_lse = tangents.forward(x, u, setting)
     first = tangents.backward(x, dout, dlse, u, None, None, setting)
-    results = (None if dout is None else t_out, None if dlse is None else t_lse, *first)
-    like: tuple[Any, ...] = (dout, dlse, *x)
-    return tuple(
-        args[0].new_empty(0) if result is None else _laid_out_like(result, argument)
-        for result, argument in zip(results, like, strict=True)
-    )
+    t_dout = args[0].new_empty(0) if dout is None else _laid_out_like(t_out, dout)
+    t_dlse = args[0].new_empty(0) if dlse is None else _laid_out_like(t_lse, dlse)
+    return t_dout, t_dlse, *_promised(first, args)
 
 
 def _forward_fake(*args: Any) -> tuple[Tensor, Tensor]:
     q, _, v = args[:3]
     batch, heads, length, _ = q.shape
-    out = q.new_empty(batch, length, heads, v.shape[3]).transpose(1, 2)
+    if heads_outside(q):
+        out = q.new_empty(batch, heads, length, v.shape[3])
+    else:
+        out = q.new_empty(batch, length, heads, v.shape[3]).transpose(1, 2)
     return out, q.new_empty(batch, length, heads, dtype=accumulator(q.dtype)).transpose(1, 2)
 
 
-def _backward_fake(dout: Any, dlse: Any, out: Any, lse: Any, needs: list[bool], *args: Any):
+def _promised_fake(needs: list[bool], args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     return tuple(
-        torch.empty_like(argument) if need and argument is not None else args[0].new_empty(0)
-        for need, argument in zip(needs, args[:DIFFERENTIABLE], strict=True)
+        args[0].new_empty(0)
+        if not need or x is None
+        else x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
+        if index < 3
+        else torch.empty_like(x)
+        for index, (need, x) in enumerate(zip(needs, args[:DIFFERENTIABLE], strict=True))
     )
+
+
+def _backward_fake(dout: Any, dlse: Any, out: Any, lse: Any, needs: list[bool], *args: Any):
+    return _promised_fake(needs, args)
 
 
 def _second_order_fake(dout: Any, dlse: Any, cotangents: Any, needs: list[bool], *args: Any):
-    like = (dout, dlse, *args[:DIFFERENTIABLE])
-    return tuple(
-        args[0].new_empty(0) if argument is None else torch.empty_like(argument) for argument in like
-    )
+    upstream = (args[0].new_empty(0) if x is None else torch.empty_like(x) for x in (dout, dlse))
+    return (*upstream, *_promised_fake([True] * DIFFERENTIABLE, args))
 
 
 def register() -> None:

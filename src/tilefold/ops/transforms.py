@@ -12,7 +12,7 @@ from torch.autograd import Function
 from tilefold import tangents
 
 from .autograd import Rest, second_order_gradients
-from .kernels import backward_op, forward_op, second_order_op
+from .kernels import backward_op, forward_op, heads_outside, in_order, second_order_op
 from .prepare import DIFFERENTIABLE, make_setting, make_six
 
 
@@ -40,7 +40,8 @@ class TransformedForward(Function):
     @staticmethod
     def jvp(ctx: Any, *directions: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         args = (*ctx.saved_tensors[:7], *ctx.rest.args)
-        return tangents.forward(args[:DIFFERENTIABLE], make_six(directions), make_setting(args))
+        t_out, t_lse = tangents.forward(args[:DIFFERENTIABLE], make_six(directions), make_setting(args))
+        return in_order(t_out, heads_outside(args[0])), in_order(t_lse, heads_first=False)
 
 
 class TransformedBackward(Function):

@@ -59,8 +59,8 @@ class Backend(Protocol):
         ...
 
     def forward(self, work: Work) -> tuple[Tensor, Tensor]:
-        """`(out [B, Hq, Lq, Dv] in memory order B, Lq, Hq, Dv, lse [B, Hq, Lq] in memory order B, Lq, Hq)`,
-        fresh tensors.
+        """`(out [B, Hq, Lq, Dv], lse [B, Hq, Lq])`, fresh tensors in any memory order (that of q for out, and
+        B, Lq, Hq for lse, are kept without a copy).
         """
         ...
 

@@ -68,8 +68,8 @@ def forward(
         sink: `[Hq]` or None.
 
     Returns:
-        `(out [B, Hq, Lq, Dv], lse [B, Hq, Lq])` in memory order B, Lq, Hq, Dv; None if hidden elements might
-        have leaked into them.
+        `(out [B, Hq, Lq, Dv], lse [B, Hq, Lq])` in any memory order; None if hidden elements might have
+        leaked into them.
     """
     if pieces.masked and not scale > 0.0:
         return None
@@ -85,10 +85,6 @@ def forward(
     if pieces.masked and not all_finite(out):
         return None
     out = out if size == out.shape[-1] else out[..., :size]
-    by_row = out.transpose(1, 2)
-    if not by_row.is_contiguous():
-        # The kernel keeps the order of q's dimensions.
-        out = by_row.contiguous().transpose(1, 2)
     if sink is not None:
         merge_sink(out, lse, sink)
     return out, lse

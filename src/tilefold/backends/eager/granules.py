@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .pieces import cost
-from .rects import Rect
+from .rects import Rect, solid
 
 GRANULE = 64
 #: Heights of stripes, in granules; 12 of them (768 rows) let the kernel work on 256 rows at once.
@@ -59,9 +59,8 @@ def stripes(
         if end - start <= (1 + _SLACK) * total:
             gaps = [(a[1], b[0]) for a, b in pairwise(visible)]
             parts = tuple(sorted([*hidden, *gaps]))
-            rects.append(
-                Rect("table" if parts else "full", q0, rows, start, end - start, first=True, parts=parts)
-            )
+            rect = solid(q0, rows, start, end - start)._replace(first=True)
+            rects.append(rect._replace(kind="table", parts=parts) if parts else rect)
         else:
             loose.setdefault((rows, total), []).append((q0, visible, hidden))
     return rects, [_gather(rows, members, device) for (rows, _), members in loose.items()]

@@ -16,6 +16,9 @@ from .pieces import STRIPE, Box, Trapezoid, cost
 
 #: Rectangles with fewer rows gain nothing from `is_causal` (the kernel takes all of their keys at once).
 CAUSAL_ROWS = 768
+#: With fewer keys than a vector register holds, the kernel without a mask takes a row of NaN for one without
+#: keys.
+FEW_KEYS = 16
 #: Most elements of a mask (8 MiB in float32).
 MASK_ELEMENTS = 1 << 21
 #: Heights of stripes to choose from.
@@ -52,6 +55,11 @@ class Rect(NamedTuple):
     first: bool = False
     parts: tuple[tuple[int, int], ...] = ()
     interval: int = -1
+
+
+def solid(q0: int, rows: int, k0: int, keys: int) -> Rect:
+    """A rectangle without hidden elements. Narrow ones get a mask that hides nothing, see `FEW_KEYS`."""
+    return Rect("full" if keys >= FEW_KEYS else "band", q0, rows, k0, keys)
 
 
 def forward_rects(pieces: Iterable[Trapezoid | Box]) -> tuple[Rect, ...]:
@@ -124,7 +132,7 @@ def _cut(piece: Trapezoid | Box) -> Iterator[Rect]:
             interval=piece.interval,
         )
     elif piece.ds == piece.de == 0:
-        yield Rect("full", piece.r0, piece.rows, piece.start, piece.end - piece.start)
+        yield solid(piece.r0, piece.rows, piece.start, piece.end - piece.start)
     elif piece.ds and piece.de:
         yield from _window(piece)
     else:
@@ -136,16 +144,24 @@ def _ramp(t: Trapezoid) -> Iterator[Rect]:
     rows, keys = t.rows, t.last - t.start
     stripe = min(rows, STRIPE)
     if t.de and t.end - t.start == 1:
-        yield Rect("causal", t.r0, rows, t.start, rows)
+        yield _triangle("causal", t.r0, t.start, rows)
     elif rows < CAUSAL_ROWS and stripe * keys <= MASK_ELEMENTS:
         yield from _ramp_stripes(t, stripe)
     elif t.de:
-        yield Rect("full", t.r0, rows, t.start, t.end - 1 - t.start)
-        yield Rect("causal", t.r0, rows, t.end - 1, rows)
+        yield solid(t.r0, rows, t.start, t.end - 1 - t.start)
+        yield _triangle("causal", t.r0, t.end - 1, rows)
     else:
         if t.end - t.start > rows:
-            yield Rect("full", t.r0, rows, t.start + rows, t.end - t.start - rows)
-        yield Rect("flipped", t.r0, rows, t.start, rows)
+            yield solid(t.r0, rows, t.start + rows, t.end - t.start - rows)
+        yield _triangle("flipped", t.r0, t.start, rows)
+
+
+def _triangle(kind: str, q0: int, k0: int, rows: int) -> Rect:
+    """A "causal" or "flipped" square; a small one gets a mask, see `FEW_KEYS`."""
+    if rows >= FEW_KEYS:
+        return Rect(kind, q0, rows, k0, rows)
+    lo, hi = (None, 0) if kind == "causal" else (0, None)
+    return Rect("band", q0, rows, k0, rows, lo=lo, hi=hi)
 
 
 def _ramp_stripes(t: Trapezoid, stripe: int) -> Iterator[Rect]:
@@ -154,8 +170,10 @@ def _ramp_stripes(t: Trapezoid, stripe: int) -> Iterator[Rect]:
         start, end = t.start + t.ds * a, t.end + t.de * (a + rows - 1)
         width = end - start
         lo, hi = (0, None) if t.ds else (None, width - rows)
-        kind = "full" if rows == 1 else "band"
-        yield Rect(kind, t.r0 + a, rows, start, width, lo=lo, hi=hi)
+        if rows == 1:
+            yield solid(t.r0 + a, 1, start, width)
+        else:
+            yield Rect("band", t.r0 + a, rows, start, width, lo=lo, hi=hi)
 
 
 def _window(t: Trapezoid) -> Iterator[Rect]:
@@ -187,10 +205,11 @@ def _row_stripes(t: Trapezoid, stripe: int) -> Iterator[Rect]:
     if n:
         long = width + stripe - 1
         yield Rect("band", t.r0, stripe, t.start, long, n, stripe, stripe, 0, width - 1)
-    if rest:
-        a = n * stripe
-        kind = "full" if rest == 1 else "band"
-        yield Rect(kind, t.r0 + a, rest, t.start + a, width + rest - 1, lo=0, hi=width - 1)
+    a = n * stripe
+    if rest == 1:
+        yield solid(t.r0 + a, 1, t.start + a, width)
+    elif rest:
+        yield Rect("band", t.r0 + a, rest, t.start + a, width + rest - 1, lo=0, hi=width - 1)
 
 
 def _key_stripes(t: _Region, stripe: int) -> Iterator[Rect]:
@@ -215,7 +234,7 @@ def _wide_window(t: Trapezoid) -> Iterator[Rect]:
     for a in range(0, t.rows, WIDE_STRIPE):
         rows = min(WIDE_STRIPE, t.rows - a, width)
         r0, start = t.r0 + a, t.start + a
-        yield Rect("full", r0, rows, start + rows - 1, width - rows + 1)
+        yield solid(r0, rows, start + rows - 1, width - rows + 1)
         if rows > 1:
             yield from _ramp(Trapezoid(r0, r0 + rows - 1, start, start + rows - 1, 1, 0))
             yield from _ramp(Trapezoid(r0 + 1, r0 + rows, start + width, start + width + 1, 0, 1))
