@@ -84,7 +84,7 @@ def _describe(tensor: Any) -> str:
 
 
 def _message(call: Arguments, argument: str, expected: str, got: str) -> str:
-    tensors = ", ".join(f"{name} {_describe(getattr(call, name))}" for name in ("q", "k", "v"))
+    tensors = f"q {_describe(call.q)}, k {_describe(call.k)}, v {_describe(call.v)}"
     return f"{argument}: expected {expected}, got {got} ({tensors})"
 
 
@@ -251,7 +251,8 @@ def _score_shapes(call: Arguments) -> TilefoldError | None:
         return ShapeError(
             _message(call, "sink", f"one logit per query head [{heads}]", str(list(call.sink.shape)))
         )
-    if call.alibi_slopes is not None and tuple(call.alibi_slopes.shape) not in ((heads,), (batch, heads)):
+    slopes = None if call.alibi_slopes is None else tuple(call.alibi_slopes.shape)
+    if slopes is not None and slopes != (heads,) and slopes != (batch, heads):
         expected = f"[Hq] = [{heads}] or [B, Hq] = [{batch}, {heads}]"
         return ShapeError(_message(call, "alibi_slopes", expected, str(list(call.alibi_slopes.shape))))
     return None

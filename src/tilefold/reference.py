@@ -30,7 +30,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Any = None, scale=None, 
     columns = torch.cat([s, sink[:, None, None].expand(B, Hq, Lq, 1)], dim=-1)
     alive = columns.detach().amax(-1, keepdim=True) > -torch.inf
     lse = torch.logsumexp(torch.where(alive, columns, 0.0), -1, keepdim=True)
-    p = torch.where(visible & alive, torch.exp(s - lse), 0.0)
+    p = torch.where(visible & alive, torch.softmax(torch.where(alive, columns, 0.0), -1)[..., :Lk], 0.0)
     if dropout_p > 0.0:
         b, h = (torch.arange(n, device=q.device) for n in (B, Hq))
         kept = keep(seed, dropout_p, b[:, None, None] + at.batch_origin, h[:, None] + at.head_origin, i, j)

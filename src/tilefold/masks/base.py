@@ -36,6 +36,14 @@ class Mask:
     `tilefold.masks`.
     """
 
+    # The spelling, kept from the start: compiled code takes it as it is, since there the ints of a mask made
+    # outside would be symbols, which have no spelling. Without annotation, so that it is not a field.
+    _spec = None
+
+    def __post_init__(self) -> None:
+        if not torch.compiler.is_compiling() and not self.needs_build:
+            object.__setattr__(self, "_spec", self._spell())
+
     # -- what a mask says ------------------------------------------------------------------------------
 
     def visible(self, p: Points) -> Tensor:
@@ -149,13 +157,7 @@ class Mask:
         Raises:
             MaskError: a `predicate` has no spelling; `build` it first.
         """
-        if torch.compiler.is_compiling():
-            return self._spell()
-        found = self.__dict__.get("_spec")
-        if found is None:
-            found = self._spell()
-            object.__setattr__(self, "_spec", found)
-        return found
+        return self._spell() if self._spec is None else self._spec
 
     def _spell(self) -> tuple[str, tuple[Tensor, ...]]:
         if self.needs_build:
@@ -218,6 +220,10 @@ class Mask:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mask:
         return self._mapped(lambda tensor: copy.deepcopy(tensor, memo))

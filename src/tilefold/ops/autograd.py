@@ -63,7 +63,7 @@ class _Backward(Function):
         return (*second_order_gradients(results, upstream, args), *(None,) * (COUNT - DIFFERENTIABLE))
 
 
-class _SecondOrder(Function):
+class SecondOrder(Function):
     """The end of the road: says what a third derivative runs into."""
 
     generate_vmap_rule = True
@@ -136,7 +136,7 @@ def _second_order_autograd(*args: Any) -> Any:
     dout, dlse, cotangents, needs, *rest = args
     tensors = (dout, dlse, *cotangents, *rest[:DIFFERENTIABLE])
     if torch.is_grad_enabled() and any_requires_grad(tensors):
-        return _SecondOrder.apply(dout, dlse, *cotangents, *rest[:7], Rest(tuple(rest[7:]), needs))
+        return SecondOrder.apply(dout, dlse, *cotangents, *rest[:7], Rest(tuple(rest[7:]), needs))
     with torch._C._AutoDispatchBelowAutograd():
         return second_order_op(*args)
 

@@ -11,8 +11,8 @@ from torch.autograd import Function
 
 from tilefold import tangents
 
-from .autograd import Rest, second_order_gradients
-from .kernels import backward_op, forward_op, heads_outside, in_order, second_order_op
+from .autograd import Rest, SecondOrder, second_order_gradients
+from .kernels import backward_op, forward_op, heads_outside, in_order
 from .prepare import DIFFERENTIABLE, make_setting, make_six
 
 
@@ -64,7 +64,7 @@ class TransformedBackward(Function):
     def backward(ctx: Any, *cotangents: Any) -> Any:
         *upstream, q, k, v, bias, sink, slopes, seed = ctx.saved_tensors
         args = (q, k, v, bias, sink, slopes, seed, *ctx.rest.args)
-        results = second_order_op(*upstream, list(cotangents), ctx.rest.needs, *args)
+        results = SecondOrder.apply(*upstream, *cotangents, *args[:7], Rest(args[7:], ctx.rest.needs))
         gradients = second_order_gradients(results, tuple(upstream), args)
         return (*gradients[:4], *gradients[5:], None, None)
 
@@ -75,7 +75,12 @@ class TransformedBackward(Function):
         results = tangents.backward(
             args[:DIFFERENTIABLE], dout, dlse, make_six(directions), t_dout, t_dlse, make_setting(args)
         )
+        # A tangent has the layout of what it is the tangent of.
         return tuple(
-            r if need and r is not None else seven[0].new_zeros(0)
-            for r, need in zip(results, ctx.rest.needs, strict=True)
+            seven[0].new_zeros(0)
+            if not need or r is None
+            else in_order(r, heads_first=False)
+            if index < 3
+            else r
+            for index, (r, need) in enumerate(zip(results, ctx.rest.needs, strict=True))
         )

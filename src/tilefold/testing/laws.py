@@ -277,7 +277,7 @@ def dropout_is_the_published_generator(case: Case, subject: Subject) -> list[Ver
     assert torch.equal(out != 0, kept & call.visible())
     again, _ = subject.attention(dataclasses.replace(probe, options=plain | {"seed": seed}))
     assert torch.equal(out, again)
-    if out.numel() > 200 and bool(call.visible().any()):
+    if int(call.visible().sum()) > 200:  # two seeds agree on so many with a probability below 10^-40
         other, _ = subject.attention(dataclasses.replace(probe, options=plain | {"seed": plain["seed"] + 1}))
         assert not torch.equal(out, other)
     return []

@@ -166,7 +166,9 @@ def _run(pieces: Pieces, inputs: Inputs) -> Three:
 
 
 def _blank(like: Tensor, dtype: torch.dtype, zeros: bool) -> Tensor:
-    return (torch.zeros_like if zeros else torch.empty_like)(like, dtype=dtype)
+    """`[B, H, L, D]` in memory order B, L, H, D, which is that of the kernel's gradients."""
+    B, H, L, D = like.shape
+    return (like.new_zeros if zeros else like.new_empty)(B, L, H, D, dtype=dtype).transpose(1, 2)
 
 
 def _run_group(group: Group, inputs: Inputs, results: Three, shared: bool) -> None:

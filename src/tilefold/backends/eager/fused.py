@@ -124,7 +124,8 @@ def _run(pieces: Pieces, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple
     B, H, L, D = q.shape
     stored = pieces.whole and all(g.program.rows_once for g in pieces.groups)
     make = q.new_empty if stored else q.new_zeros
-    out = make(B, L, H, D).transpose(1, 2)
+    # The kernel keeps the order of q's dimensions.
+    out = make(B, H, L, D) if q.stride(1) >= q.stride(2) else make(B, L, H, D).transpose(1, 2)
     lse = q.new_full((B, L, H), -torch.inf, dtype=accumulator(q.dtype)).transpose(1, 2)
     for group in pieces.groups:
         _run_group(group, q, k, v, out, lse, scale)

@@ -46,6 +46,7 @@ INTEGERS = (torch.int32, torch.int64)
 
 def check_shared(argument: str, what: str, got: int, wanted: int) -> None:
     """Raise unless a table's size along batch or heads is `wanted`, or 1 and shared."""
-    if got not in (1, wanted):
+    # Symbolic sizes can be compared, but not looked up in a tuple.
+    if got != 1 and got != wanted:
         expected = f"{wanted}" if wanted == 1 else f"1 or {wanted}"
         raise MaskError(f"{argument}: expected {expected} along {what}, got {got}")

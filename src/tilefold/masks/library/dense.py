@@ -92,7 +92,7 @@ class Dense(Mask):
         names = ("B", "Hq", "Lq", "Lk")
         wanted = (B, Hq, Lq, Lk)
         for name, size, want in zip(names, self._table.shape, wanted, strict=True):
-            if want is not None and size not in (1, want):
+            if want is not None and size != 1 and size != want:
                 raise MaskError(
                     f"t of dense: expected a shape that broadcasts to [B, Hq, Lq, Lk] = {list(wanted)}, "
                     f"got {list(self.t.shape)}, which does not fit {name}"
