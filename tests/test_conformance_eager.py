@@ -30,6 +30,12 @@ def test_the_fold_obeys_with_the_smallest_tiles(case: Case, monkeypatch: pytest.
     conformance.run(MATCHES, case, "eager")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("law, case", conformance.parameters(), ids=conformance.identify)
+def test_eager_obeys_on_a_gpu(law: Law, case: Case) -> None:
+    conformance.run(law, case, "eager", "cuda")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("law", conformance.laws(), ids=conformance.identify)
 def test_eager_obeys_on_the_full_grid(law: Law) -> None:

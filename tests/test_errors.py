@@ -229,6 +229,25 @@ DENSE = [
         Row(f"scale {x}", ARGUMENT, "scale", "a finite number or None", str(x), tensors(scale=x))
         for x in (float("nan"), float("inf"), -float("inf"))
     ),
+    Row("scale beyond floats", ARGUMENT, "scale", "a finite number", "1329 bits", tensors(scale=10**400)),
+    Row("a long negative scale", ARGUMENT, "scale", "a finite number", "bits", tensors(scale=-(10**5000))),
+    Row("softcap beyond floats", ARGUMENT, "softcap", "finite", "1329 bits", tensors(softcap=10**400)),
+    Row("dropout beyond floats", ARGUMENT, "dropout_p", "", "1329 bits", tensors(dropout_p=10**400)),
+    Row("a seed of many digits", ARGUMENT, "seed", "an int", "bits", tensors(dropout_p=0.1, seed=10**5000)),
+    *(
+        Row(
+            f"sparse {n}",
+            ARGUMENT,
+            n,
+            "a dense tensor",
+            "sparse_coo",
+            tensors(**{n: tensors()[n].to_sparse()}),
+        )
+        for n in "qkv"
+    ),
+    Row(
+        "sparse bias", ARGUMENT, "bias", "a dense tensor", "sparse_coo", tensors(bias=ones(8, 6).to_sparse())
+    ),
     Row("scale is a tensor", KIND, "scale", "a finite number", "Tensor", tensors(scale=ones(1))),
     Row("scale is a bool", KIND, "scale", "a finite number", "bool", tensors(scale=True)),
     *(
@@ -316,6 +335,7 @@ PACKED = [
     Row("q of rank 4", SHAPE, "q", r"3 dimensions \[T, H, D\]", "4", packed(q=ones(1, 4, 8, 16))),
     Row("3 query heads, 2 key heads", SHAPE, "q", "2 key heads divide", "3", packed(q=ones(8, 3, 16))),
     Row("no key head", SHAPE, "k", "at least one key head", "0", packed(k=ones(8, 0, 16), v=ones(8, 0, 16))),
+    Row("sparse k", ARGUMENT, "k", "a dense tensor", "sparse_coo", packed(k=ones(8, 2, 16).to_sparse())),
     Row("v of another total", SHAPE, "v", "k's length 8", "9", packed(v=ones(9, 2, 16))),
     Row("v of other heads", SHAPE, "v", "k's 2 heads", "1", packed(v=ones(8, 1, 16))),
     Row(
@@ -474,6 +494,38 @@ def test_a_wrong_call_stays_wrong_after_a_right_one() -> None:
         )
         with pytest.raises(KIND):
             attention(**arguments)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_nested_tensors_are_refused(name: str, layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([ones(3, 4, 16), ones(5, 4, 16)], layout=layout).transpose(1, 2)
+    words = (
+        rf"^{name}: expected a dense tensor \(attention_varlen takes packed sequences\), got a nested tensor"
+    )
+    with pytest.raises(ARGUMENT, match=words):
+        attention(**tensors(**{name: nested}))
+    with pytest.raises(ARGUMENT, match=words):
+        attention_varlen(**packed(**{name: nested}))
+
+
+def test_a_sparse_call_stays_wrong_after_a_dense_one() -> None:
+    attention(**tensors())
+    with pytest.raises(ARGUMENT, match=r"^v: expected a dense tensor"):
+        attention(**tensors(v=tensors()["v"].to_sparse()))
+
+
+def test_float_arguments_of_a_compiled_function_are_checked() -> None:
+    def function(q: Tensor, scale: float, softcap: float) -> Tensor:
+        return attention(q, q, q, scale=scale, softcap=softcap)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="eager", dynamic=True)
+    q = torch.randn(1, 2, 5, 4)
+    for scale, softcap in ((0.5, 3.0), (0.7, 4.5), (-1.0, 0.1)):
+        torch.testing.assert_close(compiled(q, scale, softcap), function(q, scale, softcap))
+    torch._dynamo.reset()
 
 
 def test_no_argument_is_ignored() -> None:
@@ -662,7 +714,7 @@ def test_a_packed_call_is_refused_by_the_same_backends(backend: str) -> None:
 # Merging.
 
 PART = Partial(torch.ones(2, 3, 8), torch.ones(2, 3))
-MERGES: list[tuple[str, list[Any], type[Exception], str]] = [
+MERGES: list[tuple[str, Any, type[Exception], str]] = [
     ("nothing", [], ARGUMENT, "^partials: expected at least one Partial, got none"),
     ("a tuple", [PART, (PART.out, PART.lse)], KIND, r"^partials\[1\]: expected a Partial, got tuple"),
     (
@@ -688,6 +740,33 @@ MERGES: list[tuple[str, list[Any], type[Exception], str]] = [
         [PART, Partial(torch.ones(2, 3, 8, device="meta"), torch.ones(2, 3, device="meta"))],
         DEVICE,
         r"^partials\[1\]\.out: expected device cpu, got meta",
+    ),
+    ("no sequence", None, KIND, "^partials: expected a sequence of Partial, got NoneType"),
+    ("one alone", PART, KIND, "^partials: expected a sequence of Partial, got Partial"),
+    ("out is a number", [Partial(1, 2)], KIND, r"^partials\[0\]\.out: expected a tensor, got int"),
+    (
+        "lse is a number",
+        [PART, Partial(PART.out, 2.0)],  # type: ignore
+        KIND,
+        r"^partials\[1\]\.lse: expected a tensor, got float",
+    ),
+    (
+        "lse elsewhere",
+        [Partial(PART.out, PART.lse.to("meta"))],
+        DEVICE,
+        r"^partials\[0\]\.lse: expected out's device cpu, got meta",
+    ),
+    (
+        "integer out",
+        [Partial(PART.out.long(), PART.lse)],
+        DTYPE,
+        r"^partials\[0\]\.out: expected a floating-point dtype, got torch.int64",
+    ),
+    (
+        "integer lse",
+        [PART, Partial(PART.out, PART.lse.int())],
+        DTYPE,
+        r"^partials\[1\]\.lse: expected a floating-point dtype, got torch.int32",
     ),
     (
         "another dtype",

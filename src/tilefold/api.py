@@ -43,9 +43,9 @@ def attention(
     """Exact attention, `softmax(scores) @ v`, in O(N) extra memory.
 
     The score of query `i` and key `j` is, in this order: `scale * q.k`; `softcap * tanh(s / softcap)`;
-    `- slope * |i + Lk - Lq - j|`; `+ bias[i, j]`; then the mask selects. Query head `h` reads key head `h //
-    (Hq // Hk)`.
-    A row that sees no key has `out = 0` and `lse = -inf` (with a sink: `lse = sink`), and zero gradients.
+    `- slope * |i + Lk - Lq - j|`; `+ bias[i, j]`; then the mask selects. Query head `h` reads key head
+    `h // (Hq // Hk)`. A row that sees no key has `out = 0` and `lse = -inf` (with a sink: `lse = sink`), and
+    zero gradients.
 
     Args:
         q: `[B, Hq, Lq, D]`, float64, float32, float16 or bfloat16, any strides.
@@ -59,9 +59,9 @@ def attention(
             own shape.
         sink: `[Hq]`, one logit per query head that joins the softmax denominator only (StreamingLLM,
             gpt-oss), unscaled.
-        dropout_p: in [0, 1); each probability is dropped with this rate, the others are divided by `1 -
-            dropout_p`. Always
-            applied: pass 0 outside training. Bit-identical on every backend for the same seed.
+        dropout_p: in [0, 1); each probability is dropped with this rate, the others are divided by
+            `1 - dropout_p`. Always applied: pass 0 outside training. Bit-identical on every backend for the
+            same seed.
         seed: int or int64 tensor without dimensions on q's device; by default drawn from that device's
             default generator.
         return_lse: also return the natural log of the softmax denominator, before dropout.
@@ -71,8 +71,7 @@ def attention(
 
     Returns:
         `out [B, Hq, Lq, Dv]` in q's dtype, or `(out, lse)` with `lse [B, Hq, Lq]` in float32 (float64 for
-        float64).
-        Differentiable in q, k, v, bias, sink and alibi_slopes through both, up to the second order.
+        float64). Differentiable in q, k, v, bias, sink and alibi_slopes through both, up to the second order.
 
     Raises:
         ShapeError, DtypeError, DeviceError, MaskError, ArgumentError: bad values (all are ValueError).
@@ -87,19 +86,20 @@ def attention(
     try:
         spec, mask_tensors = _FULL if mask is None else _spelled(mask, q, k)
         key = (
-            q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
-            spec, scale, softcap, dropout_p, deterministic, backend, validate, return_lse, seed is None,
+            q.shape, k.shape, v.shape, q.layout, k.layout, v.layout, q.dtype, k.dtype, v.dtype,
+            q.device, k.device, v.device, spec, scale, softcap, dropout_p, deterministic, backend,
+            validate, return_lse, seed is None,
             # Equal numbers of another kind (True == 1) must not pass for what was checked.
             scale.__class__, softcap.__class__, dropout_p.__class__, deterministic.__class__,
             validate.__class__, return_lse.__class__,
-            None if alibi_slopes is None else (alibi_slopes.shape, alibi_slopes.dtype, alibi_slopes.device),
-            None if bias is None else (bias.shape, bias.dtype, bias.device),
-            None if sink is None else (sink.shape, sink.dtype, sink.device),
+            None if alibi_slopes is None else _metadata(alibi_slopes),
+            None if bias is None else _metadata(bias),
+            None if sink is None else _metadata(sink),
         )  # fmt: skip
         known = (
             None if mask_tensors or seed is not None or torch.compiler.is_compiling() else _checked.get(key)
         )
-    except (AttributeError, TypeError, IndexError):
+    except (AttributeError, TypeError, IndexError, RuntimeError):
         # Something is of the wrong kind. The checks say what; if they do not, the error as it came.
         check(
             Arguments(
@@ -170,16 +170,15 @@ def attention_varlen(
 ) -> Any:
     """Exact attention of documents packed one after another; each query sees only keys of its own document.
 
-    Equal to calling `attention` for every document `b` with rows `cu_seqlens_q[b]:cu_seqlens_q[b + 1]` and
-    keys
-    `cu_seqlens_k[b]:cu_seqlens_k[b + 1]`, dropout included (the document is the batch index, positions are
-    local to it).
+    Equal to calling `attention` for every document `d` with rows `cu_seqlens_q[d]:cu_seqlens_q[d + 1]` and
+    keys `cu_seqlens_k[d]:cu_seqlens_k[d + 1]`: positions are local to the document, which is also the batch
+    index of dropout and of ALiBi slopes. Masks are made of one batch element, so that a `predicate` is called
+    with `b = 0` and the document's positions.
 
     Args:
         q: `[Tq, Hq, D]`; k: `[Tk, Hk, D]`; v: `[Tk, Hk, Dv]`. Dtypes and devices as in `attention`.
         cu_seqlens_q, cu_seqlens_k: int32 or int64 `[documents + 1]`, offsets from 0, on q's device. Rows
-            past the last offset
-            see nothing: `out = 0`, `lse = -inf`.
+            past the last offset see nothing: `out = 0` and `lse = -inf` (with a sink: `lse = sink`).
         mask: evaluated in each document's own coordinates (its own bottom-right diagonal).
         alibi_slopes: `[Hq]` or `[documents, Hq]`.
 
@@ -240,6 +239,10 @@ def _check(call: Arguments, positions: Positions = _NO_POSITIONS) -> tuple[float
         float(call.dropout_p),
         ops.encode(call.backend, call.deterministic, call.validate, positions),
     )
+
+
+def _metadata(x: Tensor) -> tuple[Any, ...]:
+    return x.shape, x.layout, x.dtype, x.device
 
 
 def _remember(key: Any, value: tuple[float, float | None, float, str]) -> None:

@@ -1,13 +1,13 @@
 """Every check of user input, as one table. Only metadata is read: shapes, dtypes, devices, kinds of object.
 
 A row of the table is a function that looks at one `Arguments` and returns None or an error. The first error
-wins, so rows stand in the
-order in which a reader would look: kinds of object, ranks, dtypes, devices, sizes, options.
+wins, so rows stand in the order in which a reader would look: kinds of object, ranks, dtypes, devices, sizes,
+options.
 """
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +28,14 @@ from .masks import Mask
 from .planning.backend import KNOWN_BACKENDS
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arguments:
-    """The arguments of one call as the user gave them (q, k and v after autocast). `packed` means `[T, H,
-    D]`.
+    """The arguments of one call as the user gave them (q, k and v after autocast).
+
+    `packed` means `[T, H, D]`.
     """
 
     q: Any
@@ -80,6 +82,8 @@ def check(call: Arguments) -> None:
 def _describe(tensor: Any) -> str:
     if not isinstance(tensor, Tensor):
         return type(tensor).__name__
+    if tensor.is_nested:  # has no shape
+        return f"nested {tensor.dtype} {tensor.device}"
     return f"{list(tensor.shape)} {tensor.dtype} {tensor.device}"
 
 
@@ -104,6 +108,17 @@ def _kinds(call: Arguments) -> TilefoldError | None:
             return ArgumentTypeError(
                 _message(call, name, "an int32 or int64 tensor", type(getattr(call, name)).__name__)
             )
+    return None
+
+
+def _layouts(call: Arguments) -> TilefoldError | None:
+    for name in ("q", "k", "v", "bias", "sink", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k"):
+        value = getattr(call, name)
+        if value is None or (value.layout == torch.strided and not value.is_nested):
+            continue
+        hint = " (attention_varlen takes packed sequences)" if value.is_nested else ""
+        came = "a nested tensor" if value.is_nested else f"layout {value.layout}"
+        return ArgumentError(_message(call, name, f"a dense tensor{hint}", came))
     return None
 
 
@@ -214,10 +229,16 @@ def _number(
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
             return ArgumentTypeError(_message(call, name, expected, type(value).__name__))
-        return None if valid(value) else ArgumentError(_message(call, name, expected, f"{value}"))
+        return None if valid(value) else ArgumentError(_message(call, name, expected, _shown(value)))
 
     row.__name__ = f"_{name}"
     return row
+
+
+def _shown(value: Any) -> str:
+    """A number in words; Python refuses to print ints of very many digits."""
+    is_long = isinstance(value, int) and value.bit_length() > 1000
+    return f"an int of {value.bit_length()} bits" if is_long else f"{value}"
 
 
 def _seed(call: Arguments) -> TilefoldError | None:
@@ -235,7 +256,7 @@ def _seed(call: Arguments) -> TilefoldError | None:
         return None
     if isinstance(seed, bool) or not isinstance(seed, int):
         return ArgumentTypeError(_message(call, "seed", expected, type(seed).__name__))
-    return None if -(2**63) <= seed < 2**63 else ArgumentError(_message(call, "seed", expected, f"{seed}"))
+    return None if -(2**63) <= seed < 2**63 else ArgumentError(_message(call, "seed", expected, _shown(seed)))
 
 
 def _score_shapes(call: Arguments) -> TilefoldError | None:
@@ -278,6 +299,7 @@ def _backend(call: Arguments) -> TilefoldError | None:
 
 CHECKS: tuple[Callable[[Arguments], TilefoldError | None], ...] = (
     _kinds,
+    _layouts,
     _mask_kind,
     _ranks,
     _dtypes,
@@ -285,10 +307,9 @@ CHECKS: tuple[Callable[[Arguments], TilefoldError | None], ...] = (
     _heads,
     _sizes,
     _offsets,
-    _number("scale", math.isfinite, "a finite number or None", optional=True),
-    _number(
-        "softcap", lambda x: math.isfinite(x) and x > 0, "a positive finite number or None", optional=True
-    ),
+    # Comparisons, since `math.isfinite` takes neither symbolic floats nor ints beyond the range of floats.
+    _number("scale", lambda x: -LARGEST <= x <= LARGEST, "a finite number or None", optional=True),
+    _number("softcap", lambda x: 0 < x <= LARGEST, "a positive finite number or None", optional=True),
     _number("dropout_p", lambda x: 0.0 <= x < 1.0, "a number in [0, 1)", optional=False),
     _seed,
     _score_shapes,

@@ -32,8 +32,8 @@ def merge(partials: Sequence[Partial]) -> Partial:
     """Merge attention over disjoint sets of keys into attention over their union.
 
     The order does not matter beyond rounding; a partial that has seen no key (`lse = -inf`) changes nothing,
-    bit for bit.
-    Differentiable in every `out` and `lse`. Source: FlashAttention-2 (Dao 2023), section 2.3; Flash-Decoding.
+    bit for bit. Differentiable in every `out` and `lse`. Source: FlashAttention-2 (Dao 2023), section 2.3;
+    Flash-Decoding.
 
     Args:
         partials: at least one; `out [..., Dv]` (any float dtype) and `lse [...]` of equal shapes.
@@ -42,9 +42,12 @@ def merge(partials: Sequence[Partial]) -> Partial:
         `Partial` with `out` in the first one's dtype and `lse` in float32 (float64 for float64).
 
     Raises:
-        ArgumentError: no partial; ShapeError, DtypeError, DeviceError: shapes, dtypes or devices differ.
-        ArgumentTypeError: an item that is not a `Partial`.
+        ArgumentError: no partial.
+        ShapeError, DtypeError, DeviceError: shapes, dtypes or devices differ, or a dtype is no float.
+        ArgumentTypeError: no sequence, an item that is not a `Partial`, or one that does not hold tensors.
     """
+    if isinstance(partials, Partial) or not hasattr(partials, "__iter__"):
+        raise ArgumentTypeError(f"partials: expected a sequence of Partial, got {type(partials).__name__}")
     partials = tuple(partials)
     _check(partials)
     if len(partials) == 1:
@@ -84,6 +87,17 @@ def _check(partials: tuple[Partial, ...]) -> None:
     for index, partial in enumerate(partials):
         if not isinstance(partial, Partial):
             raise ArgumentTypeError(f"partials[{index}]: expected a Partial, got {type(partial).__name__}")
+        for name, x in (("out", partial.out), ("lse", partial.lse)):
+            if not isinstance(x, Tensor):
+                raise ArgumentTypeError(
+                    f"partials[{index}].{name}: expected a tensor, got {type(x).__name__}"
+                )
+            if not x.is_floating_point():
+                raise DtypeError(f"partials[{index}].{name}: expected a floating-point dtype, got {x.dtype}")
+        if partial.lse.device != partial.out.device:
+            raise DeviceError(
+                f"partials[{index}].lse: expected out's device {partial.out.device}, got {partial.lse.device}"
+            )
         if partial.out.shape[:-1] != partial.lse.shape:
             raise ShapeError(
                 f"partials[{index}].lse: expected the shape of out without its last dimension "

@@ -1,6 +1,6 @@
-"""What is asked of one call, as a hashable value made from metadata only, and where its rows and keys lie in
-the whole.
+"""What is asked of one call, as a hashable value made from metadata only.
 
+Also where its rows and keys lie in the whole.
 The checks of user input live in `checks.py`; nothing here reads a tensor's values.
 """
 
@@ -18,16 +18,15 @@ class Positions:
     indices.
 
     Row `i` of the call has position `q_origin + q_step * i`, key `j` has `k_origin + k_step * j`, and ALiBi
-    measures
-    `|position(i) + diagonal - position(j)|`.
+    measures `|position(i) + diagonal - position(j)|`.
 
     Attributes:
         q_origin, q_step, k_origin, k_step: tokens.
         diagonal: `Lk - Lq` of the whole problem; None means that of the call itself.
         batch_origin, head_origin: index of the call's first batch element and query head in the whole.
-        tables: True if two int32 tensors travel with the call instead: `[3, Lq]` (position, position +
-            diagonal, batch
-            index of each row) and `[Lk]` (position of each key). Packed sequences use this.
+        tables: True if two int32 tensors travel with the call instead: `[3, Lq]` (position,
+            position + diagonal, batch index of each row) and `[Lk]` (position of each key). Packed sequences
+            use this.
     """
 
     q_origin: int = 0

@@ -1,5 +1,6 @@
-"""What happens to a score between the dot product and the softmax: the options as one value, and their
-tensors tile by tile.
+"""What happens to a score between the dot product and the softmax.
+
+The options as one value, and their tensors tile by tile.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ class Scores:
     """The score options of one call, in the order in which they apply.
 
     A score is `scale * q.k`, then `softcap * tanh(s / softcap)`, then `- slope * |i + Lk - Lq - j|` (ALiBi,
-    Press et al. 2022),
-    then `+ bias[i, j]`; the mask selects; the sink joins the denominator. Dropout acts on the probabilities.
+    Press et al. 2022), then `+ bias[i, j]`; the mask selects; the sink joins the denominator. Dropout acts on
+    the probabilities.
 
     Attributes:
         scale: factor of the dot product.
@@ -118,8 +119,8 @@ class Places:
 
 
 def bias_tile(bias: Tensor, rows: slice, keys: slice) -> Tensor:
-    """The part of a broadcastable bias that stands beside a tile, `[.., .., 1 or rows, 1 or keys]`, four
-    dimensions, a view.
+    """The part of a broadcastable bias that stands beside a tile: a view of four dimensions, the last two
+    `[1 or rows, 1 or keys]`.
     """
     bias = bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))
     bias = bias if bias.shape[2] == 1 else bias[:, :, rows]

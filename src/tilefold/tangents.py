@@ -10,8 +10,11 @@ derivative up to the second:
     reverse)
 
 and since the Hessian of `<w, f(x)>` is symmetric, the vector-Jacobian product of the gradients needs no
-formula of its own: for
-cotangents `u` of `J^T w` it is `backward(x, w, u, 0)` for x and `forward(x, u)` for w.
+formula of its own: for cotangents `u` of `J^T w` it is `backward(x, w, u, 0)` for x, and `forward(x, u)`
+for w.
+
+`attention` is the call in operations that PyTorch differentiates itself. Nestings of transforms that are too
+deep for PyTorch's Functions run on it.
 
 Memory is O(stripe x Lk) for each batch element and head. Under functorch all of this runs on wrapped tensors,
 so nothing is done in place.
@@ -27,6 +30,7 @@ from torch import Tensor
 
 from .problem import Problem
 from .scores import Places, Scores, bias_tile
+from .select import product
 
 #: Elements of one stripe of scores over all batch elements and heads.
 _STRIPE_ELEMENTS = 1 << 22
@@ -57,12 +61,27 @@ class _Stripe:
     k: Tensor
     v: Tensor
     p: Tensor
+    lse: Tensor
     p_sink: Tensor | None
+    visible: Tensor
+    live: Tensor
     slope1: Tensor | None
     slope2: Tensor | None
     places: Places | None
     kept: Tensor | None
     setting: Setting
+
+    def selected(self, x: Tensor) -> Tensor:
+        """`x` where a score is visible, else 0: behind the mask may stand NaN, and 0 * NaN is NaN."""
+        return torch.where(self.visible, x, 0.0)
+
+    def times(self, weights: Tensor, x: Tensor) -> Tensor:
+        """`weights [.., rows, keys] @ x [.., keys, X]`, hidden entries of x left out."""
+        return product(weights, x, self.visible)
+
+    def back(self, weights: Tensor, x: Tensor) -> Tensor:
+        """`weights [.., rows, keys]^T @ x [.., rows, X]`, hidden entries of x left out."""
+        return product(weights.transpose(-1, -2), x, self.visible.transpose(-1, -2))
 
     def drop(self, x: Tensor) -> Tensor:
         """Dropout's factor, applied to probabilities or to their gradients."""
@@ -116,23 +135,32 @@ def _stripe(x: Six, rows: slice, setting: Setting) -> _Stripe:
         rows.start, rows.stop, keys.start, keys.stop, problem.q_length, problem.k_length, q.device
     )
     s = torch.where(visible, s, -torch.inf)
-    p, p_sink = _softmax(s, sink)
+    if slope1 is not None and slope2 is not None:
+        slope1, slope2 = (torch.where(visible, x, 0.0) for x in (slope1, slope2))
+    p, p_sink, lse = _softmax(s, sink)
     kept = places.kept(scores, rows, keys) if scores.dropout_p > 0.0 and places is not None else None
-    return _Stripe(rows, q, k, v, p, p_sink, slope1, slope2, places, kept, setting)
+    live, visible = lse > -torch.inf, visible.expand(s.shape)
+    return _Stripe(rows, q, k, v, p, lse, p_sink, visible, live, slope1, slope2, places, kept, setting)
 
 
-def _softmax(s: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Probabilities of a stripe and of the sink `[B, Hq, rows, 1]`; zeros in rows that see nothing."""
+def _softmax(s: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Probabilities of a stripe, of the sink `[B, Hq, rows, 1]` or None, and lse `[B, Hq, rows, 1]`.
+
+    Rows that see nothing have zeros, and lse -inf.
+    """
     columns = s
     if sink is not None:
         columns = torch.cat([s, sink.to(s.dtype)[None, :, None, None].expand(*s.shape[:3], 1)], dim=-1)
     if columns.shape[-1] == 0:
-        return s, None
-    top = columns.amax(-1, keepdim=True)
-    weights = torch.exp(columns - torch.where(top == -torch.inf, 0.0, top))
+        return s, None, s.new_full((*s.shape[:3], 1), -torch.inf)
+    top = columns.detach().amax(-1, keepdim=True)
+    top = torch.where(top == -torch.inf, 0.0, top)
+    weights = torch.exp(columns - top)
     total = weights.sum(-1, keepdim=True)
-    p = weights / torch.where(total == 0, 1.0, total)
-    return (p, None) if sink is None else (p[..., :-1], p[..., -1:])
+    safe = torch.where(total == 0, 1.0, total)
+    lse = torch.where(total == 0, -torch.inf, top + torch.log(safe))
+    p = weights / safe
+    return (p, None, lse) if sink is None else (p[..., :-1], p[..., -1:], lse)
 
 
 def _score_tangent(st: _Stripe, u: Six) -> Tensor:
@@ -146,7 +174,7 @@ def _raw_tangent(st: _Stripe, u: Six) -> Tensor:
         total = total + u[0][:, :, st.rows].to(st.q.dtype) @ st.k.transpose(-1, -2)
     if u[1] is not None:
         total = total + st.q @ _heads(u[1], problem).transpose(-1, -2)
-    return total * st.setting.scores.scale
+    return st.selected(total * st.setting.scores.scale)
 
 
 def _after_cap(st: _Stripe, raw: Tensor, u: Six) -> Tensor:
@@ -167,24 +195,38 @@ def _sink_row(st: _Stripe, t_sink: Tensor | None) -> Tensor | float:
     return st.p_sink * t_sink.to(st.p.dtype)[None, :, None, None]
 
 
+def attention(x: Six, setting: Setting) -> tuple[Tensor, Tensor]:
+    """`(out, lse)` by operations that PyTorch differentiates itself, to any order and in any mode."""
+    outs, lses = [], []
+    for rows in _stripes(setting.problem):
+        st = _stripe(x, rows, setting)
+        outs.append(st.times(st.drop(st.p), st.v))
+        lses.append(st.lse[..., 0])
+    return _joined(outs, lses, x, setting.problem)
+
+
+def _joined(outs: list[Tensor], lses: list[Tensor], x: Six, problem: Problem) -> tuple[Tensor, Tensor]:
+    assert x[0] is not None
+    if not outs:
+        shape = (problem.batch, problem.q_heads, problem.q_length)
+        return x[0].new_zeros((*shape, problem.v_head_dim)), x[0].new_zeros(shape, dtype=problem.accumulator)
+    return torch.cat(outs, 2).to(problem.dtype), torch.cat(lses, 2)
+
+
 def forward(x: Six, u: Six, setting: Setting) -> tuple[Tensor, Tensor]:
     """Tangents of `(out, lse)` at arguments `x` in direction `u` (None: zero), in their dtypes."""
     problem = setting.problem
-    assert x[0] is not None
     outs, lses = [], []
     for rows in _stripes(problem):
         st = _stripe(x, rows, setting)
         ts = _score_tangent(st, u)
         t_lse = (st.p * ts).sum(-1, keepdim=True) + _sink_row(st, u[4])
-        t_out = st.drop(st.p * (ts - t_lse)) @ st.v
+        t_out = st.times(st.drop(st.p * (ts - t_lse)), st.v)
         if u[2] is not None:
-            t_out = t_out + st.drop(st.p) @ _heads(u[2], problem)
+            t_out = t_out + st.times(st.drop(st.p), _heads(u[2], problem))
         outs.append(t_out)
         lses.append(t_lse[..., 0])
-    if not outs:
-        shape = (problem.batch, problem.q_heads, problem.q_length)
-        return x[0].new_zeros((*shape, problem.v_head_dim)), x[0].new_zeros(shape, dtype=problem.accumulator)
-    return torch.cat(outs, 2).to(problem.dtype), torch.cat(lses, 2)
+    return _joined(outs, lses, x, problem)
 
 
 def backward(
@@ -220,7 +262,11 @@ def backward(
 
 
 def _upstream(st: _Stripe, g: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if g is None else g[:, :, st.rows].to(like.dtype)
+    """A stripe of an upstream gradient (or of its tangent), with 0 in rows that see nothing."""
+    if g is None:
+        return torch.zeros_like(like)
+    live = st.live if g.dim() == 4 else st.live[..., 0]
+    return torch.where(live, g[:, :, st.rows].to(like.dtype), 0.0)
 
 
 def _stripe_backward(
@@ -239,9 +285,9 @@ def _stripe_backward(
     do, t_do = _upstream(st, dout, rows_out), _upstream(st, t_dout, rows_out)
     dl, t_dl = (_upstream(st, g, p[..., 0])[..., None] for g in (dlse, t_dlse))
     vt = st.v.transpose(-1, -2)
-    dp, t_dp = st.drop(do @ vt), st.drop(t_do @ vt)
+    dp, t_dp = (st.selected(st.drop(g @ vt)) for g in (do, t_do))
     if u[2] is not None:
-        t_dp = t_dp + st.drop(do @ _heads(u[2], problem).transpose(-1, -2))
+        t_dp = t_dp + st.selected(st.drop(do @ _heads(u[2], problem).transpose(-1, -2)))
     t_raw = _raw_tangent(st, u)
     ts = _after_cap(st, t_raw, u)
     t_lse = (p * ts).sum(-1, keepdim=True) + _sink_row(st, u[4])
@@ -253,13 +299,13 @@ def _stripe_backward(
     raw_ds, t_raw_ds = ds, t_ds
     if st.slope1 is not None and st.slope2 is not None:
         raw_ds, t_raw_ds = ds * st.slope1, t_ds * st.slope1 + ds * st.slope2 * t_raw
-    t_dq = t_raw_ds @ st.k
-    t_dk = t_raw_ds.transpose(-1, -2) @ st.q
+    t_dq = st.times(t_raw_ds, st.k)
+    t_dk = st.back(t_raw_ds, st.q)
     if u[1] is not None:
-        t_dq = t_dq + raw_ds @ _heads(u[1], problem)
+        t_dq = t_dq + st.times(raw_ds, _heads(u[1], problem))
     if u[0] is not None:
-        t_dk = t_dk + raw_ds.transpose(-1, -2) @ u[0][:, :, st.rows].to(p.dtype)
-    t_dv = st.drop(t_p).transpose(-1, -2) @ do + st.drop(p).transpose(-1, -2) @ t_do
+        t_dk = t_dk + st.back(raw_ds, u[0][:, :, st.rows].to(p.dtype))
+    t_dv = st.back(st.drop(t_p), do) + st.back(st.drop(p), t_do)
     return [
         t_dq * scale,
         _by_key_head(t_dk * scale, problem),

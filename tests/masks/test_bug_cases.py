@@ -45,6 +45,35 @@ def test_br08_window_bounds_are_inclusive_offsets(Lq: int) -> None:
     assert counts(masks.window(4, 0), Lq, 12)[-1] == 5
 
 
+@pytest.mark.parametrize("far", [2**31, 2**40, 2**63 - 1, 2**63, 10**30])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda far: masks.window(-far, None),
+        lambda far: masks.window(None, -far),
+        lambda far: masks.window(far, far),
+        lambda far: ~masks.window(-far, far),
+        lambda far: masks.prefix(far),
+        lambda far: masks.global_tokens(far),
+        lambda far: masks.strided(far),
+        lambda far: masks.dilated(far, far),
+    ],
+    ids=["left", "right", "both", "complement", "prefix", "global", "strided", "dilated"],
+)
+def test_bounds_beyond_every_length_mean_what_they_say(make: Callable[[int], Mask], far: int) -> None:
+    """No bound overflows where it meets a tensor, alone, inside documents, or beside a mask of tables."""
+    mask, like = make(far), make(100)
+    padding = masks.padding(torch.tensor([3]))
+    offsets = torch.tensor([0, 4, 9])
+    for combine in (
+        lambda m: m,
+        lambda m: m | padding,
+        lambda m: masks.documents(offsets, within=m),
+        lambda m: m | masks.random_blocks(0.3, 2),
+    ):
+        assert counts(combine(mask), 9, 9) == counts(combine(like), 9, 9)
+
+
 def test_br10_windows_wider_than_the_keys_are_not_clamped() -> None:
     """flash-attention#895, #1116: a right bound beyond Lk hides nothing; a negative one is honoured."""
     for right in (9, 1000, 2**31 - 1, 2**31, 2**40, 2**63, 10**30):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tilefold import masks
+from tilefold import attention, masks
 from tilefold.masks import Mask
 
 
@@ -96,3 +96,43 @@ def test_built_masks_inside() -> None:
     compiled = torch.compile(spelled, fullgraph=True, backend="eager")
     q = torch.randn(10)
     torch.testing.assert_close(compiled(q, mask), spelled(q, mask))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda q, n: masks.prefix(n) | masks.causal(),
+        lambda q, n: masks.global_tokens(n) | masks.global_tokens([n, n + 1]),
+        lambda q, n: masks.window(q.shape[0] // 2, n).complement(),
+        lambda q, n: masks.shift(masks.causal(), 0, n, q.shape[0], q.shape[0] + n),
+    ],
+    ids=["prefix", "tokens", "window", "shift"],
+)
+def test_ints_and_sizes_become_part_of_the_spelling(make: Callable[[Tensor, int], Mask]) -> None:
+    """Symbolic ints are spelled as their numbers, never as symbols, so that a new number is a new graph."""
+
+    def function(q: Tensor, n: int) -> Tensor:
+        return spelled(q, make(q, n))
+
+    compiled = torch.compile(function, fullgraph=True, backend="eager", dynamic=True)
+    for length, n in ((10, 2), (12, 3), (17, 11)):
+        q = torch.randn(length)
+        torch.testing.assert_close(compiled(q, n), function(q, n))
+
+
+class Windowed(torch.nn.Module):
+    """A mask of the length, which a program of many lengths cannot hold."""
+
+    def forward(self, q: Tensor) -> Tensor:
+        return attention(q, q, q, mask=masks.window(q.shape[2] // 2, 0))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_specialises_sizes_in_masks(strict: bool) -> None:
+    q = torch.randn(1, 2, 8, 4)
+    with pytest.raises(Exception, match=r"Constraints violated|specialized"):
+        torch.export.export(
+            Windowed(), (q,), dynamic_shapes=({2: torch.export.Dim("L", min=2, max=64)},), strict=strict
+        )
+    program = torch.export.export(Windowed(), (q,), strict=strict)
+    torch.testing.assert_close(program.module()(q), Windowed()(q))

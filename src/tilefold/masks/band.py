@@ -118,6 +118,9 @@ class Band:
         least, most = 1 - Lk, Lq - 1
         if (self.lo is not None and self.lo > most) or (self.hi is not None and self.hi < least):
             return Band(0, -1)
+        if self.step > max(1, -least, most):
+            # Only the diagonal itself is left of the steps.
+            return Band(0, 0).clipped(Lq, Lk)
         lo = None if self.lo is None or self.lo <= least else self.lo
         hi = None if self.hi is None or self.hi >= most else self.hi
         return Band(lo, hi, self.step)
@@ -139,12 +142,12 @@ class Band:
         """bool like `offset`: is a key at this offset from the row's diagonal visible?"""
         seen = None
         if self.lo is not None:
-            seen = offset >= _bounded(self.lo)
+            seen = offset >= bounded(self.lo)
         if self.hi is not None:
-            below = offset <= _bounded(self.hi)
+            below = offset <= bounded(self.hi)
             seen = below if seen is None else seen & below
         if self.step != 1:
-            on_step = offset % self.step == 0
+            on_step = offset % bounded(self.step) == 0
             seen = on_step if seen is None else seen & on_step
         return torch.ones_like(offset, dtype=torch.bool) if seen is None else seen
 
@@ -152,11 +155,12 @@ class Band:
         """int8 states (0 empty, 1 partial, 2 full) of tiles in which every offset of `[least, most]` occurs,
         and no other. Exact.
         """
-        low = least if self.lo is None else least.clamp(min=_bounded(self.lo))
-        high = most if self.hi is None else most.clamp(max=_bounded(self.hi))
+        low = least if self.lo is None else least.clamp(min=bounded(self.lo))
+        high = most if self.hi is None else most.clamp(max=bounded(self.hi))
         full = (low == least) & (high == most)
         if self.step != 1:
-            low = -(-low // self.step) * self.step
+            step = bounded(self.step)
+            low = -(-low // step) * step
             full = full & (least == most) & (low == least)
         return states(low > high, full)
 
@@ -178,8 +182,10 @@ class Band:
         )
 
 
-def _bounded(bound: int) -> int:
-    """Bounds beyond every position, so that arithmetic on int64 tensors never overflows."""
+def bounded(bound: int) -> int:
+    """A bound, step or count as int64 tensors can meet it: no position lies beyond 2^40, and arithmetic with
+    that much never overflows.
+    """
     return max(-(2**40), min(bound, 2**40))
 
 

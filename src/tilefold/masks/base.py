@@ -182,11 +182,13 @@ class Mask:
 
     def _write(self, prefix: str, held: list[Any] | None) -> str:
         """The spelling. `held` collects what cannot be written; None writes a readable stand-in for it."""
-        written = []
+        # Plain concatenation: Dynamo cannot join strings that it has formatted.
+        text, comma = prefix + self._name() + "(", ""
         for keyword, value in self._arguments():
-            text = value._write(prefix, held) if isinstance(value, Mask) else write_value(value, held)
-            written.append(f"{keyword}={text}" if keyword else text)
-        return f"{prefix}{self._name()}({', '.join(written)})"
+            text += comma + (keyword + "=" if keyword else "")
+            text += value._write(prefix, held) if isinstance(value, Mask) else write_value(value, held)
+            comma = ", "
+        return text + ")"
 
     # -- parts -----------------------------------------------------------------------------------------
 

@@ -12,7 +12,10 @@ from tilefold.errors import MaskError
 
 def write_value(value: Any, held: list[Any] | None) -> str:
     """One argument as source text. What cannot be written goes to `held`; None writes a readable stand-in."""
-    if value is None or isinstance(value, (bool, int, float, str, tuple, torch.SymInt)):
+    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+        # A symbolic size becomes its number: a spelling outlives the trace in which its symbol has a meaning.
+        return f"{int(value)}"
+    if value is None or isinstance(value, (bool, float, str, tuple)):
         return f"{value!r}"
     if held is not None:
         held.append(value)

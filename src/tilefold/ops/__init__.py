@@ -22,11 +22,10 @@ from tilefold.planning.choose import choose
 from tilefold.problem import Problem
 from tilefold.scores import Scores
 
-from . import autograd, kernels, vmap
-from .autograd import Forward, Rest, any_requires_grad
+from . import autograd, kernels, transforms, vmap
+from .autograd import Forward, any_requires_grad, apply, flat
 from .kernels import forward_op
 from .prepare import DIFFERENTIABLE, encode, load
-from .transforms import TransformedForward
 
 __all__ = ["attend", "backward", "encode", "forward", "load"]
 
@@ -42,10 +41,10 @@ def attend(*args: Any) -> tuple[Tensor, Tensor]:
     if torch.compiler.is_compiling():
         return forward_op(*args)
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return TransformedForward.apply(*args[:7], Rest(args[7:]))  # pyright: ignore[reportReturnType]
+        return transforms.attend(args)
     if torch.is_grad_enabled() and any_requires_grad(args[:DIFFERENTIABLE]):
         # What the op's own autograd rule does, one dispatch earlier.
-        return Forward.apply(*args[:7], Rest(args[7:]))  # pyright: ignore[reportReturnType]
+        return apply(Forward, *flat(args))
     return forward_op(*args)
 
 

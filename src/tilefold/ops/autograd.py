@@ -6,137 +6,155 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.autograd import Function
+from torch._C import _functorch
+from torch.autograd.function import _SingleLevelFunction
 
 from tilefold.errors import DerivativeError
 
 from .kernels import LIBRARY, backward_op, forward_op, second_order_op
-from .prepare import COUNT, DIFFERENTIABLE
+from .prepare import DIFFERENTIABLE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rest:
-    """What a transformed call carries beside its seven tensors. Opaque, since functorch would take a tuple or
-    list apart.
+    """What a Function takes beside the tensors of a call. One opaque argument is cheaper than many, and
+    functorch would take a tuple apart. Mask tensors and tables go as tensors, so that vmap can see them.
     """
 
-    args: tuple[Any, ...]
+    plain: tuple[Any, ...]
+    masks: int
     needs: list[bool] = field(default_factory=list)
 
+    def arguments(self, tensors: Any) -> tuple[Any, ...]:
+        """The op's arguments from the tensors that `flat` made of them."""
+        end = 7 + self.masks
+        return (*tensors[:7], list(tensors[7:end]), list(tensors[end:]), *self.plain)
 
-class Forward(Function):
-    """The forward op with its gradient. Seven tensors, and the other arguments as one: it costs less."""
+
+def flat(args: tuple[Any, ...], needs: list[bool] | None = None) -> tuple[Any, ...]:
+    """The op's arguments as a Function takes them: tensors, then one `Rest`."""
+    mask_tensors, tables = args[7], args[8]
+    # Tensors made in inference mode cannot be saved for backward; tables are small.
+    held = (t.clone() if t.is_inference() else t for t in (*mask_tensors, *tables))
+    return (*args[:7], *held, Rest(args[9:], len(mask_tensors), needs or []))
+
+
+def apply(function: Any, *inputs: Any) -> Any:
+    """`function.apply` for this level of autograd alone.
+
+    The autograd rule of an op is reached for one level at a time, also under functorch (which compiled code
+    brings along), whose own levels call the op again.
+    """
+    if not torch._C._are_functorch_transforms_active():
+        return function.apply(*inputs)
+    before = _functorch.get_single_level_autograd_function_allowed()
+    _functorch.set_single_level_autograd_function_allowed(True)
+    try:
+        return function.apply(*inputs)
+    finally:
+        _functorch.set_single_level_autograd_function_allowed(before)
+
+
+class Forward(_SingleLevelFunction):
+    """The forward op with its gradient."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        args = (*inputs[:7], *inputs[7].args)
-        with torch._C._AutoDispatchBelowAutograd():
-            out, lse = forward_op(*args)
-        _save(ctx, args, (out, lse))
+        *tensors, rest = inputs
+        # Below view tracking as well: the results are the caller's, who may write into them.
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            out, lse = forward_op(*rest.arguments(tensors))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, out, lse)
+        ctx.rest = rest
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        args, (out, lse) = _saved(ctx)
-        needs = list(ctx.needs_input_grad[:DIFFERENTIABLE])
+        *tensors, out, lse = ctx.saved_tensors
+        args, needs = ctx.rest.arguments(tensors), list(ctx.needs_input_grad[:DIFFERENTIABLE])
         if torch.is_grad_enabled():
             gradients = backward_op(dout, dlse, out, lse, needs, *args)
         else:
             with torch._C._AutoDispatchBelowAutograd():
                 gradients = backward_op(dout, dlse, out, lse, needs, *args)
-        return (*(g if need else None for g, need in zip(gradients, needs, strict=True)), None, None)
+        wanted = (g if need else None for g, need in zip(gradients, needs, strict=True))
+        return (*wanted, *(None,) * (len(tensors) - DIFFERENTIABLE + 1))
 
 
-class _Backward(Function):
+class Backward(_SingleLevelFunction):
+    """The backward op with its gradient."""
+
     @staticmethod
-    def forward(ctx: Any, *args: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        with torch._C._AutoDispatchBelowAutograd():
-            gradients = backward_op(*args)
-        _save(ctx, args[5:], args[:2])
-        ctx.needs = args[4]
+    def forward(ctx: Any, *inputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        dout, dlse, out, lse, *tensors, rest = inputs
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            gradients = backward_op(dout, dlse, out, lse, rest.needs, *rest.arguments(tensors))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(dout, dlse, *tensors)
+        ctx.rest = rest
         return gradients
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        args, upstream = _saved(ctx)
-        results = second_order_op(*upstream, list(cotangents), ctx.needs, *args)
-        return (*second_order_gradients(results, upstream, args), *(None,) * (COUNT - DIFFERENTIABLE))
+        dout, dlse, *tensors = ctx.saved_tensors
+        args = ctx.rest.arguments(tensors)
+        results = second_order_op(dout, dlse, list(cotangents), ctx.rest.needs, *args)
+        return second_order_gradients(results, (dout, dlse), tensors)
 
 
-class SecondOrder(Function):
+class SecondOrder(_SingleLevelFunction):
     """The end of the road: says what a third derivative runs into."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(*args: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        *tensors, rest = args
-        with torch._C._AutoDispatchBelowAutograd():
-            return second_order_op(*tensors[:2], list(tensors[2:8]), rest.needs, *tensors[8:], *rest.args)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+    def forward(ctx: Any, *inputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return second_order_op(*second_order_arguments(inputs))
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        raise DerivativeError(_NO_THIRD)
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> Any:
-        raise DerivativeError(_NO_THIRD)
+        raise DerivativeError(NO_THIRD)
 
 
-_NO_THIRD = "attention: expected derivatives of at most second order, got a third"
+def second_order_arguments(inputs: Any) -> tuple[Any, ...]:
+    """The second-order op's arguments from the inputs of a Function."""
+    dout, dlse, *others, rest = inputs
+    cotangents, tensors = others[:DIFFERENTIABLE], others[DIFFERENTIABLE:]
+    return (dout, dlse, cotangents, rest.needs, *rest.arguments(tensors))
 
 
-def second_order_gradients(results: Any, upstream: tuple[Any, ...], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Results of the second-order op as gradients of `(dout, dlse, out, lse, needs, q, k, v, bias, sink,
-    alibi_slopes)`.
+NO_THIRD = "attention: expected derivatives of at most second order, got a third"
+
+
+def second_order_gradients(results: Any, upstream: tuple[Any, ...], tensors: Any) -> tuple[Any, ...]:
+    """Results of the second-order op as gradients of the inputs of `Backward`.
 
     out and lse are functions of the others and accounted for there.
     """
-    like = (*upstream, *args[:DIFFERENTIABLE])
+    like = (*upstream, *tensors[:DIFFERENTIABLE])
     present = [None if argument is None else result for result, argument in zip(results, like, strict=True)]
-    return (*present[:2], None, None, None, *present[2:])
-
-
-def _save(ctx: Any, args: tuple[Any, ...], more: tuple[Any, ...]) -> None:
-    """Keep a call: tensors through `save_for_backward`, the rest on the context."""
-    ctx.set_materialize_grads(False)
-    mask_tensors, tables = args[7], args[8]
-    ctx.save_for_backward(*args[:7], *more, *mask_tensors, *tables)
-    ctx.counts = len(more), len(mask_tensors)
-    ctx.plain = args[9:]
-
-
-def _saved(ctx: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    tensors = ctx.saved_tensors
-    more, held = ctx.counts
-    middle = 7 + more
-    args = (*tensors[:7], list(tensors[middle : middle + held]), list(tensors[middle + held :]), *ctx.plain)
-    return args, tensors[7:middle]
+    return (*present[:2], None, None, *present[2:], *(None,) * (len(tensors) - DIFFERENTIABLE + 1))
 
 
 def _forward_autograd(*args: Any) -> Any:
     if torch.is_grad_enabled() and any_requires_grad(args[:DIFFERENTIABLE]):
-        return Forward.apply(*args[:7], Rest(args[7:]))
+        return apply(Forward, *flat(args))
     with torch._C._AutoDispatchBelowAutograd():
         return forward_op(*args)
 
 
 def _backward_autograd(*args: Any) -> Any:
-    if torch.is_grad_enabled() and any_requires_grad((*args[:2], *args[5 : 5 + DIFFERENTIABLE])):
-        return _Backward.apply(*args)
+    dout, dlse, out, lse, needs, *rest = args
+    if torch.is_grad_enabled() and any_requires_grad((dout, dlse, *rest[:DIFFERENTIABLE])):
+        return apply(Backward, dout, dlse, out, lse, *flat(tuple(rest), needs))
     with torch._C._AutoDispatchBelowAutograd():
         return backward_op(*args)
 
 
 def _second_order_autograd(*args: Any) -> Any:
     dout, dlse, cotangents, needs, *rest = args
-    tensors = (dout, dlse, *cotangents, *rest[:DIFFERENTIABLE])
-    if torch.is_grad_enabled() and any_requires_grad(tensors):
-        return SecondOrder.apply(dout, dlse, *cotangents, *rest[:7], Rest(tuple(rest[7:]), needs))
+    if torch.is_grad_enabled() and any_requires_grad((dout, dlse, *cotangents, *rest[:DIFFERENTIABLE])):
+        return apply(SecondOrder, dout, dlse, *cotangents, *flat(tuple(rest), needs))
     with torch._C._AutoDispatchBelowAutograd():
         return second_order_op(*args)
 

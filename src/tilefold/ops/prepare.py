@@ -17,9 +17,8 @@ from tilefold.scores import Scores
 
 _MODULES = {"eager": "tilefold.backends.eager"}
 
-#: Number of leading arguments of `forward` that can have a gradient (q, k, v, bias, sink, alibi_slopes), and
-#: of all of them.
-DIFFERENTIABLE, COUNT = 6, 14
+#: Number of leading arguments of `forward` that can have a gradient: q, k, v, bias, sink, alibi_slopes.
+DIFFERENTIABLE = 6
 
 
 def encode(backend: str | None, deterministic: bool, validate: bool, positions: Positions) -> str:

@@ -32,20 +32,12 @@ def _joins_batch(in_dims: Dims, args: tuple[Any, ...]) -> bool:
     """Whether the arguments of `forward` other than q, k and v are the same for every batch element and for
     every mapped one.
     """
-    _, _, _, bias, _, slopes, _, mask_tensors, tables, mask, _, _, dropout_p, _ = args
+    _, _, _, bias, _, slopes, _, mask_tensors, tables, _, _, _, dropout_p, _ = args
     shared = bias is None or bias.dim() < 4 or bias.shape[0] == 1
     alone = slopes is None or slopes.dim() == 1
     mapped = any(args[n] is not None and in_dims[n] is not None for n in range(3, 7))
-    # A mask without tensors reads the batch index only through a predicate.
-    return (
-        shared
-        and alone
-        and not mapped
-        and not mask_tensors
-        and not tables
-        and dropout_p == 0.0
-        and "predicate" not in mask
-    )
+    # A mask without tensors does not read the batch index.
+    return shared and alone and not mapped and not mask_tensors and not tables and dropout_p == 0.0
 
 
 def _join(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:

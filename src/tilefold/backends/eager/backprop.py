@@ -47,13 +47,16 @@ def backward(
     if pieces.may_be_empty:
         dout, lse, dlse = _without_empty_rows(dout, lse, dlse)
     sizes = (q.shape[-1], k.shape[-1], v.shape[-1])
+    width = max(sizes)
     if dlse is not None:
-        dout, out = with_lse_channels(dout, out, dlse)
-    width = max(q.shape[-1], out.shape[-1])
-    if dlse is not None:
-        width = -(-width // 16) * 16
-    q, k, v, out = (usable(widened(x, width)) for x in (q, k, v, out))
-    dout = widened(dout, width)
+        extended = with_lse_channels(dout, out, dlse)
+        if extended is None:
+            return None
+        dout, out = extended
+        width = -(-max(sizes[0], out.shape[-1]) // 16) * 16
+    if dlse is not None or sizes[0] != sizes[2]:
+        q, k, v, out, dout = (widened(x, width) for x in (q, k, v, out, dout))
+    q, k, v, out = usable(q), usable(k), usable(v), usable(out)
     if pieces.single is not None:
         gradients = _kernel(dout, q, k, v, out, lse, 0.0, pieces.single == "causal", scale=scale)
     else:
@@ -61,7 +64,7 @@ def backward(
     # Whatever leaks through a mask, from any of the inputs, arrives in dq or dk as NaN.
     if pieces.masked and not all_finite(gradients[0], gradients[1]):
         return None
-    if set(sizes) == {width}:
+    if sizes[0] == sizes[2] == width:
         return gradients
     dq, dk, dv = (x[..., :size] for x, size in zip(gradients, sizes, strict=True))
     return dq, dk, dv

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from tilefold.planning.backend import Gradients, Work
 from tilefold.scores import Places, bias_tile
-
-from .select import Selected, finite
+from tilefold.select import Selected, finite
 
 #: Elements of one tile of scores over all batch elements and heads; bounds the extra memory (16 MiB in
 #: float32).

@@ -55,12 +55,15 @@ def widened(x: Tensor, width: int) -> Tensor:
     return x if missing == 0 else torch.nn.functional.pad(x, (0, missing))
 
 
-def with_lse_channels(dout: Tensor, out: Tensor, dlse: Tensor) -> tuple[Tensor, Tensor]:
-    """`dout` and `out` with two more channels, so that `rowsum(dout * out)` becomes `delta - dlse`.
+def with_lse_channels(dout: Tensor, out: Tensor, dlse: Tensor) -> tuple[Tensor, Tensor] | None:
+    """`dout` and `out` with two more channels, so that `rowsum(dout * out)` becomes `delta - dlse`; None
+    where the dtype of `dout` cannot hold `dlse`.
 
     Two, because one number of a 16-bit type would round `dlse`; the second carries the rest.
     """
     high = dlse.to(dout.dtype)
+    if not all_finite(high):
+        return None
     low = (dlse - high.to(dlse.dtype)).to(dout.dtype)
     minus = out.new_full((*out.shape[:-1], 2), -1.0)
     return torch.cat([dout, torch.stack([high, low], -1)], -1), torch.cat([out, minus], -1)

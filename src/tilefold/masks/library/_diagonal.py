@@ -6,13 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tilefold.masks.band import Band
+from tilefold.masks.band import Band, bounded
 from tilefold.masks.base import Mask
 from tilefold.masks.context import Boxes, Lines, Points, position
 from tilefold.masks.intervals import Spans, spans
-
-# Bounds beyond this reach past every position; clamping keeps int64 arithmetic from overflowing.
-_FAR = 2**40
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,8 +31,8 @@ class Diagonal(Mask):
         if band.step != 1:
             return None
         at = position(lines.at, lines.q_length, lines.k_length)
-        start = 0 if band.lo is None else at + max(band.lo, -_FAR)
-        end = lines.k_length if band.hi is None else at + min(band.hi + 1, _FAR)
+        start = 0 if band.lo is None else at + bounded(band.lo)
+        end = lines.k_length if band.hi is None else at + bounded(band.hi + 1)
         return spans((start, end), like=lines.at)
 
     def col_spans(self, lines: Lines) -> Spans | None:
@@ -43,8 +40,8 @@ class Diagonal(Mask):
         if band.step != 1:
             return None
         at = lines.at - (lines.k_length - lines.q_length)
-        start = 0 if band.hi is None else at - min(band.hi, _FAR)
-        end = lines.q_length if band.lo is None else at + 1 - max(band.lo, -_FAR)
+        start = 0 if band.hi is None else at - bounded(band.hi)
+        end = lines.q_length if band.lo is None else at + 1 - bounded(band.lo)
         return spans((start, end), like=lines.at)
 
     def tiles(self, boxes: Boxes) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tilefold.errors import MaskError
-from tilefold.masks.band import Band
+from tilefold.masks.band import Band, bounded
 from tilefold.masks.base import Arguments, Mask
 from tilefold.masks.context import Boxes, Length, Lines, Points, position, states
 from tilefold.masks.intervals import MAX_WIDTH, Spans, spans
@@ -31,12 +31,16 @@ class FirstTokens(Mask):
     def _arguments(self) -> Arguments:
         return (("", self.n),)
 
+    @property
+    def _count(self) -> int:
+        return bounded(self.n)
+
     def _row(self, at: Tensor, q_length: Length, k_length: Length) -> Tensor:
         where = position(at, q_length, k_length)
-        return (where >= 0) & (where < self.n)
+        return (where >= 0) & (where < self._count)
 
     def visible(self, p: Points) -> Tensor:
-        return (p.j < self.n) | self._row(p.i, p.q_length, p.k_length)
+        return (p.j < self._count) | self._row(p.i, p.q_length, p.k_length)
 
     def band(self, Lq: int, Lk: int) -> Band | None:
         if 0 < self.n < Lk:
@@ -45,21 +49,23 @@ class FirstTokens(Mask):
 
     def row_spans(self, lines: Lines) -> Spans | None:
         everything = self._row(lines.at, lines.q_length, lines.k_length) * lines.k_length
-        return spans((0, everything.clamp(min=self.n)), like=lines.at)
+        return spans((0, everything.clamp(min=self._count)), like=lines.at)
 
     def col_spans(self, lines: Lines) -> Spans | None:
         # Queries stand at positions i + Lk - Lq; those at 0 .. n - 1 see every key.
         first = lines.at * 0 - position(lines.at * 0, lines.q_length, lines.k_length)
-        seen = lines.at < self.n
+        seen = lines.at < self._count
         return spans(
-            (torch.where(seen, 0, first), torch.where(seen, lines.q_length, first + self.n)), like=lines.at
+            (torch.where(seen, 0, first), torch.where(seen, lines.q_length, first + self._count)),
+            like=lines.at,
         )
 
     def tiles(self, boxes: Boxes) -> Tensor:
         q0 = position(boxes.q0, boxes.q_length, boxes.k_length)
         q1 = position(boxes.q1, boxes.q_length, boxes.k_length)
-        empty = (boxes.k0 >= self.n) & ((q0 >= self.n) | (q1 <= 0))
-        return states(empty, (boxes.k1 <= self.n) | ((q0 >= 0) & (q1 <= self.n)))
+        n = self._count
+        empty = (boxes.k0 >= n) & ((q0 >= n) | (q1 <= 0))
+        return states(empty, (boxes.k1 <= n) | ((q0 >= 0) & (q1 <= n)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -174,5 +180,5 @@ def global_tokens(index: int | Sequence[int] | Tensor) -> Mask:
         expected = "an int, a list of ints, or int32 or int64 of shape [n] or [B, n]"
         return ListedTokens(a_tensor("index", index, expected, INTEGERS, (1, 2)))
     if isinstance(index, (list, tuple)):
-        return ListedTokens(tuple(sorted({an_int("index", token, 0) for token in index})))
+        return ListedTokens(tuple(sorted({int(an_int("index", token, 0)) for token in index})))
     return FirstTokens(an_int("index", index, 0))

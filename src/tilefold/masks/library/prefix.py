@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tilefold.errors import MaskError
-from tilefold.masks.band import Band
+from tilefold.masks.band import Band, bounded
 from tilefold.masks.base import Arguments, Mask
 from tilefold.masks.context import Boxes, Lines, Points, states
 from tilefold.masks.intervals import Spans, spans
@@ -29,7 +29,7 @@ class Prefix(Mask):
         """How many keys are seen: an int, or int64 like `b`."""
         if isinstance(self.n, Tensor):
             return self.n.long()[shared(b, self.n.shape[0])]
-        return self.n
+        return bounded(self.n)
 
     def visible(self, p: Points) -> Tensor:
         return p.j < self._keys(p.b)

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
+
+from .problem import accumulator
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,9 +46,22 @@ class Selected:
 
 def finite(x: Tensor) -> Selected:
     """`x`, ready for products that select. Reads values: one reduction, and on a GPU one synchronisation."""
-    if bool(torch.isfinite(x.sum(dtype=torch.float64 if x.dtype == torch.float64 else torch.float32))):
+    if _all_finite(x):
         return Selected(x, None)
     return Selected(torch.where(torch.isfinite(x), x, 0.0), x)
+
+
+def product(weights: Tensor, x: Tensor, visible: Tensor) -> Tensor:
+    """`weights [..., r, c] @ x [..., c, X]`; entries of x that `visible [..., r, c]` hides do not count."""
+    return finite(x).weighted(weights, slice(None), visible, weights.dtype)
+
+
+def _all_finite(x: Tensor) -> bool:
+    """Is every element finite? A sum that overflows also says no, which costs only time."""
+    while _functorch.is_functorch_wrapped_tensor(x):
+        x = _functorch.get_unwrapped(x)
+    with torch._C._DisableFuncTorch():
+        return bool(torch.isfinite(x.detach().sum(dtype=accumulator(x.dtype))))
 
 
 def _spread(raw: Tensor, visible: Tensor | None, weights: Tensor) -> Tensor:
