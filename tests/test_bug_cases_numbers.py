@@ -291,7 +291,6 @@ def test_a_single_argument_can_ask_for_its_gradient(only: str, D: int) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_flow_through_the_lse(causal: bool, dtype: torch.dtype) -> None:
     """Dao-AILab/flash-attention#889: the lse was returned and its gradient silently dropped."""
-    leaves = [x.requires_grad_() for x in draws((1, 2, 64, 32), (1, 2, 64, 32), dtype)]
     hidden = torch.ones(64, 64, dtype=torch.bool)
     hidden[5] = False
     mask = masks.dense(hidden) & (masks.causal() if causal else masks.full())
@@ -309,10 +308,14 @@ def test_gradients_flow_through_the_lse(causal: bool, dtype: torch.dtype) -> Non
             found |= {f"loss {index} d{name}": g for name, g in zip("qkv", gradients, strict=True)}
         return found
 
-    mine = derive(attention, leaves, return_lse=True)
-    truth = derive(reference.attention, [x.detach().double().requires_grad_() for x in leaves])
-    plain = derive(reference.attention, [x.detach().requires_grad_() for x in leaves])
-    tolerance.check(mine, truth, plain)
+    verdicts, mine = [], {}
+    for _ in range(12):
+        leaves = [x.requires_grad_() for x in draws((1, 2, 64, 32), (1, 2, 64, 32), dtype)]
+        mine = derive(attention, leaves, return_lse=True)
+        truth = derive(reference.attention, [x.detach().double().requires_grad_() for x in leaves])
+        plain = derive(reference.attention, [x.detach().requires_grad_() for x in leaves])
+        verdicts.append(tolerance.judge_all(mine, truth, [plain]))
+    tolerance.assert_within(tolerance.pool(verdicts))
     assert mine["loss 0 dq"].abs().max() > 0
     assert not mine["loss 0 dv"].any()
 

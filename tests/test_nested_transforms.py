@@ -1,4 +1,4 @@
-"""Derivatives of derivatives, in any order of modes, are those of the definition; masks hide NaN from them."""
+"""Nested derivatives, in any order of modes, beside the definition; masks hide NaN from all of them."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ def test_a_table(script: ModuleType, tmp_path: Path) -> None:
     rows = [
         {"case": "causal, 4k", "measured": 0.98765, "floor": 0.97, "unit": "x"},
         {"case": "memory", "measured": 12345, "ceiling": 150_000, "unit": "kB"},
+        {"case": "first call", "measured": 1.5, "unit": "ms"},
         {"case": "note", "measured": "skipped"},
     ]
     (tmp_path / "one_case.json").write_text(json.dumps({"machine": "2 cores", "rows": rows}))
@@ -40,6 +41,7 @@ def test_a_table(script: ModuleType, tmp_path: Path) -> None:
         "|---|---|---|",
         "| causal, 4k | 0.988 x | ≥ 0.97 x |",
         "| memory | 12,345 kB | ≤ 150,000 kB |",
+        "| first call | 1.5 ms |  |",
         "| note | skipped |  |",
     ]
     assert script.table(rows[:1], "x") == script.table({"rows": rows[:1]}, "x")

@@ -275,7 +275,7 @@ def _score_shapes(call: Arguments) -> TilefoldError | None:
     slopes = None if call.alibi_slopes is None else tuple(call.alibi_slopes.shape)
     if slopes is not None and slopes != (heads,) and slopes != (batch, heads):
         expected = f"[Hq] = [{heads}] or [B, Hq] = [{batch}, {heads}]"
-        return ShapeError(_message(call, "alibi_slopes", expected, str(list(call.alibi_slopes.shape))))
+        return ShapeError(_message(call, "alibi_slopes", expected, str(list(slopes))))
     return None
 
 

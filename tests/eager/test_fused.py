@@ -118,7 +118,7 @@ def test_sink_and_lse_gradient(kind: str, dtype: torch.dtype, options: tuple[str
     assert_within(pool(draws), f"{kind} {options}")
 
 
-@pytest.mark.parametrize("sizes_of", [(16, 8), (8, 16), (7, 3), (33, 64)], ids=str)
+@pytest.mark.parametrize("sizes_of", [(1, 1), (16, 8), (8, 16), (7, 3), (33, 64)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_head_sizes(dtype: torch.dtype, sizes_of: tuple[int, int]) -> None:
     for form in (Band(None, None), Band(None, 0), Band(-9, 2)):

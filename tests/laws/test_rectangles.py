@@ -1,7 +1,7 @@
 """Rectangles of one call, run through the functions below the public one, make up the whole.
 
-What decoding and distributed runs build on: results over disjoint keys merge, gradients of each rectangle under
-the global `out` and `lse` add up, and ALiBi and dropout read positions in the whole.
+What decoding and distributed runs build on: results over disjoint keys merge, gradients of each rectangle
+under the global `out` and `lse` add up, and ALiBi and dropout read positions in the whole.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch._C import _functorch
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd import Function, forward_ad
 
 from tilefold import tangents
