@@ -159,7 +159,13 @@ def plain(quick: bool, seconds: float) -> Iterator[Row]:
         for part, grad in PARTS.items():
             t = contest([theirs, ours], args, seconds, grad)
             what = f"{'causal' if causal else 'full'} {name} L {L} D {D}, {part}"
-            yield {"case": f"speed / SDPA, {what}", "measured": t[0] / t[1], "floor": 0.97, "unit": "x"}
+            yield {
+                "case": f"speed / SDPA, {what}",
+                "group": f"speed / SDPA, {'causal' if causal else 'full'}, all lengths and head sizes",
+                "measured": t[0] / t[1],
+                "floor": 0.97,
+                "unit": "x",
+            }
 
 
 def sparse(quick: bool, seconds: float) -> Iterator[Row]:
@@ -175,10 +181,18 @@ def sparse(quick: bool, seconds: float) -> Iterator[Row]:
             calls = [partial(F.scaled_dot_product_attention, attn_mask=dense), partial(attention, mask=mask)]
             t = contest(calls, args, seconds, grad=True, least=2)
             m = [extra_memory(partial(step, call, *args)) for call in calls]
+            short = f"SDPA with a dense mask, {label}, L {L}"
             what = f"SDPA with a dense mask, {label}, {name}, L {L}, H {H}, forward + backward"
-            yield {"case": f"speed / {what}", "measured": t[0] / t[1], "floor": 5.0, "unit": "x"}
+            yield {
+                "case": f"speed / {what}",
+                "group": f"speed / {short}",
+                "measured": t[0] / t[1],
+                "floor": 5.0,
+                "unit": "x",
+            }
             yield {
                 "case": f"extra memory / {what}",
+                "group": f"extra memory / {short}",
                 "measured": m[1] / m[0],
                 "ceiling": 0.05,
                 "unit": "x",
@@ -238,6 +252,7 @@ def share(quick: bool, seconds: float) -> Iterator[Row]:
             t = contest([attention, partial(attention, mask=mask)], args, seconds, grad)
             yield {
                 "case": f"time / time of full, {label}, {name}, L {L}, {part}",
+                "group": f"time / time of full, {label}, L {L}",
                 "measured": t[1] / t[0],
                 "ceiling": factor * visited + 0.03,
                 "unit": "x",

@@ -5,7 +5,8 @@
 
 A results file is JSON: `{"title": ..., "machine": ..., "rows": [...]}`, or the list of rows alone. A row
 names at least its `case` and what was `measured`, a number or a text; `floor` (or `ceiling`) is what it has
-to reach and `unit` what it is counted in.
+to reach and `unit` what it is counted in. Rows of one `group` share a line, which shows the worst and the
+best of them.
 """
 
 from __future__ import annotations
@@ -43,15 +44,33 @@ def table(results: dict[str, Any] | list[dict[str, Any]], name: str) -> str:
         "| case | measured | required |",
         "|---|---|---|",
     ]
-    for row in results["rows"]:
+    for row in grouped(results["rows"]):
         unit = row.get("unit", "")
         required = " / ".join(
             f"{sign} {quantity(row[key], unit)}"
             for key, sign in (("floor", "≥"), ("ceiling", "≤"))
             if row.get(key) is not None
         )
-        lines.append(f"| {row['case']} | {quantity(row['measured'], unit)} | {required} |")
+        best = f" to {quantity(row['best'], unit)}" if "best" in row else ""
+        lines.append(f"| {row['case']} | {quantity(row['measured'], unit)}{best} | {required} |")
     return "\n".join(lines)
+
+
+def grouped(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of one group as one row: worst in `measured`, best in `best`."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row.get("group", row["case"]), []).append(row)
+    result = []
+    for name, members in found.items():
+        if len(members) == 1:
+            result.append(members[0])
+            continue
+        ordered = sorted(members, key=lambda row: row["measured"], reverse="floor" not in members[0])
+        worst, best = ordered[0], ordered[-1]
+        counted = f"{name} ({len(members)} measurements)"
+        result.append({**worst, "case": counted, "best": best["measured"]})
+    return result
 
 
 def quantity(value: Any, unit: str) -> str:

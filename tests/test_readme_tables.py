@@ -47,6 +47,21 @@ def test_a_table(script: ModuleType, tmp_path: Path) -> None:
     assert script.table(rows[:1], "x") == script.table({"rows": rows[:1]}, "x")
 
 
+def test_rows_of_a_group_share_a_line_with_the_worst_first(script: ModuleType) -> None:
+    rows = [
+        {"case": "speed a", "group": "speed", "measured": 0.99, "floor": 0.97, "unit": "x"},
+        {"case": "speed b", "group": "speed", "measured": 1.5, "floor": 0.97, "unit": "x"},
+        {"case": "share a", "group": "share", "measured": 0.1, "ceiling": 0.2},
+        {"case": "share b", "group": "share", "measured": 0.15, "ceiling": 0.2},
+        {"case": "alone", "group": "one", "measured": 3},
+    ]
+    assert script.table(rows, "x").splitlines()[4:] == [
+        "| speed (2 measurements) | 0.99 x to 1.5 x | ≥ 0.97 x |",
+        "| share (2 measurements) | 0.15 to 0.1 | ≤ 0.2 |",
+        "| alone | 3 |  |",
+    ]
+
+
 def test_without_results_it_says_so(script: ModuleType) -> None:
     assert script.tables([]) == script.NOTHING
 
