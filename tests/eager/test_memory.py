@@ -17,10 +17,16 @@ MB = 1 << 20
 
 def extra(run: Callable[[], tuple[Tensor, ...]]) -> float:
     """Megabytes that torch's allocator held at most during `run`, without its results."""
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
-        results = run()
+    # The kernel's own buffers grow with the number of threads.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        ) as profile:
+            results = run()
+    finally:
+        torch.set_num_threads(threads)
     assert profile.profiler is not None and profile.profiler.kineto_results is not None
     held = peak = 0
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
