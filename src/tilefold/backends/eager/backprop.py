@@ -61,8 +61,8 @@ def backward(
         gradients = _kernel(dout, q, k, v, out, lse, 0.0, pieces.single == "causal", scale=scale)
     else:
         gradients = _run(pieces, Inputs(dout, q, k, v, out, lse, scale))
-    # Whatever leaks through a mask, from any of the inputs, arrives in dq or dk as NaN. In 16-bit types it may
-    # leak without a mask as well: on CPUs with matrix units a NaN of one row of dout reaches its neighbour.
+    # Whatever leaks through a mask, from any of the inputs, arrives in dq or dk as NaN. In 16-bit types it
+    # may leak without a mask as well: on CPUs with matrix units a NaN of one row of dout reaches the next.
     leaky = pieces.masked or q.dtype in (torch.bfloat16, torch.float16)
     if leaky and not all_finite(gradients[0], gradients[1]):
         return None
