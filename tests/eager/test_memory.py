@@ -61,8 +61,8 @@ def test_windows_and_documents(form: object, dtype: torch.dtype) -> None:
         assert result is not None
         return result
 
-    # A dense mask alone would take 256 MB, or 128 in a 16-bit type. On CPUs with matrix units the kernel packs
-    # keys and values of 16-bit types once more, window by window.
+    # A dense mask alone would take 256 MB, or 128 in a 16-bit type. On CPUs with matrix units the kernel
+    # packs keys and values of 16-bit types once more, window by window.
     assert extra(forward) < (5 if dtype == torch.float32 else 10) and extra(backward) < 12
 
 
