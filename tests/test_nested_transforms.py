@@ -163,3 +163,25 @@ def test_a_result_may_be_written_into(shape: tuple[int, ...], options: dict[str,
     before = out.detach().clone()
     out.add_(1.0)
     torch.testing.assert_close(out, before + 1.0)
+
+
+@pytest.mark.parametrize("sizes", [(3, 0), (0, 3), (0, 0), (3, 4)])
+@pytest.mark.parametrize("with_sink", [False, True])
+def test_second_order_of_calls_without_rows_or_keys(sizes: tuple[int, int], with_sink: bool) -> None:
+    rows, keys = sizes
+    q, (k, v) = drawn(2, 2, rows, 3)[0], drawn(2, 2, keys, 3, count=2)
+    leaves = [x.requires_grad_() for x in (q, k, v, *(drawn(2) if with_sink else ()))]
+
+    def derive(call: Callable[..., Any]) -> list[Tensor]:
+        out, lse = call(*leaves[:3], sink=leaves[3] if with_sink else None)
+        loss = out.square().sum() + torch.where(lse.isinf(), 0.0, lse).square().sum()
+        first = torch.autograd.grad(
+            loss, leaves, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        total = sum((g.square().sum() for g in first), torch.zeros(()))
+        second = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+        return [*first, *second]
+
+    got = derive(lambda q, k, v, sink: attention(q, k, v, sink=sink, return_lse=True))
+    for mine_, truth in zip(got, derive(reference.attention), strict=True):
+        torch.testing.assert_close(mine_, truth)

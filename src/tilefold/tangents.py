@@ -283,7 +283,7 @@ def _stripe_backward(
     scale = st.setting.scores.scale
     rows_out = p.new_zeros((*p.shape[:3], problem.v_head_dim))
     do, t_do = _upstream(st, dout, rows_out), _upstream(st, t_dout, rows_out)
-    dl, t_dl = (_upstream(st, g, p[..., 0])[..., None] for g in (dlse, t_dlse))
+    dl, t_dl = (_upstream(st, g, st.lse[..., 0])[..., None] for g in (dlse, t_dlse))
     vt = st.v.transpose(-1, -2)
     dp, t_dp = (st.selected(st.drop(g @ vt)) for g in (do, t_do))
     if u[2] is not None:
