@@ -517,7 +517,7 @@ def test_a_mask_built_for_another_length_is_refused_compiled_and_not() -> None:
     short = [torch.randn(1, 12, 120, 64, requires_grad=True) for _ in range(3)]
     with pytest.raises(errors.MaskError, match="128"):
         call(*short, built)
-    with pytest.raises(Exception, match="128"):
+    with pytest.raises(Exception, match=r"MaskError.*\(128, 128\)"):
         compiled(call)(*short, built)
     run = compiled(call)
     for length in (120, 128) * 3:

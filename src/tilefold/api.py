@@ -10,7 +10,6 @@ from torch import Tensor
 
 from . import masks, ops
 from .checks import FLOATS, Arguments, check
-from .errors import ArgumentTypeError
 from .masks import Mask
 from .problem import Positions
 
@@ -262,11 +261,7 @@ def _seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
     """The key of the dropout generator, int64 without dimensions on `device`."""
     if seed is None:
         return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
-    if isinstance(seed, Tensor):
-        return seed
-    if isinstance(seed, int):
-        return torch.tensor(seed, dtype=torch.int64, device=device)
-    raise ArgumentTypeError(f"seed: expected an int or an int64 tensor, got {type(seed).__name__}")
+    return seed if isinstance(seed, Tensor) else torch.tensor(seed, dtype=torch.int64, device=device)
 
 
 def _packed_positions(cu_q: Tensor, cu_k: Tensor, rows: int, keys: int) -> list[Tensor]:

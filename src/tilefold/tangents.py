@@ -163,12 +163,8 @@ def _softmax(s: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None, Ten
     return (p, None, lse) if sink is None else (p[..., :-1], p[..., -1:], lse)
 
 
-def _score_tangent(st: _Stripe, u: Six) -> Tensor:
-    """Tangent of a stripe's scores before the softmax, and (second) of `scale * q.k`."""
-    return _after_cap(st, _raw_tangent(st, u), u)
-
-
 def _raw_tangent(st: _Stripe, u: Six) -> Tensor:
+    """Tangent of a stripe's `scale * q.k`."""
     problem, total = st.setting.problem, torch.zeros_like(st.p)
     if u[0] is not None:
         total = total + u[0][:, :, st.rows].to(st.q.dtype) @ st.k.transpose(-1, -2)
@@ -178,6 +174,7 @@ def _raw_tangent(st: _Stripe, u: Six) -> Tensor:
 
 
 def _after_cap(st: _Stripe, raw: Tensor, u: Six) -> Tensor:
+    """Tangent of a stripe's scores before the softmax, from that of `scale * q.k`."""
     keys = _everything(st.setting)
     s = raw if st.slope1 is None else raw * st.slope1
     if u[5] is not None:
@@ -219,7 +216,7 @@ def forward(x: Six, u: Six, setting: Setting) -> tuple[Tensor, Tensor]:
     outs, lses = [], []
     for rows in _stripes(problem):
         st = _stripe(x, rows, setting)
-        ts = _score_tangent(st, u)
+        ts = _after_cap(st, _raw_tangent(st, u), u)
         t_lse = (st.p * ts).sum(-1, keepdim=True) + _sink_row(st, u[4])
         t_out = st.times(st.drop(st.p * (ts - t_lse)), st.v)
         if u[2] is not None:

@@ -2,10 +2,9 @@
 `torch.library`.
 
 `tilefold::forward` and `tilefold::backward` are opaque ops: inside, on real shapes, a backend is chosen and
-run (`prepare`, `kernels`).
-Their autograd rules serve ordinary and compiled calls (`autograd`); functorch and forward mode take the same
-ops through Functions that
-carry a `jvp` (`transforms`). Second order comes from `tangents`; third order is refused.
+run (`prepare`, `kernels`). Their autograd rules serve ordinary and compiled calls (`autograd`); functorch and
+forward mode take the same ops through Functions that carry a `jvp` (`transforms`). Second order comes from
+`tangents`; third order is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tilefold.partial import Partial
-from tilefold.planning.backend import Gradients, Work
+from tilefold.planning.backend import Backend, Gradients, Work
 from tilefold.planning.choose import choose
 from tilefold.problem import Problem
 from tilefold.scores import Scores
@@ -48,6 +47,12 @@ def attend(*args: Any) -> tuple[Tensor, Tensor]:
     return forward_op(*args)
 
 
+def _runner(problem: Problem, form: Any) -> Backend:
+    runner = load(choose(problem, form, load).backend)
+    assert not isinstance(runner, str)
+    return runner
+
+
 def forward(
     problem: Problem,
     q: Tensor,
@@ -66,10 +71,8 @@ def forward(
         scores: leave the sink out if the result will be merged.
         tables: the position tables iff `problem.positions.tables`.
     """
-    runner = load(choose(problem, form, load).backend)
-    assert not isinstance(runner, str)
     with torch.no_grad():
-        return Partial(*runner.forward(Work(problem, q, k, v, form, scores, tables)))
+        return Partial(*_runner(problem, form).forward(Work(problem, q, k, v, form, scores, tables)))
 
 
 def backward(
@@ -91,7 +94,7 @@ def backward(
 
     Shapes as in `forward`; `dout` and `out` `[B, Hq, Lq, Dv]`, `lse` and `dlse` `[B, Hq, Lq]`.
     """
-    runner = load(choose(problem, form, load).backend)
-    assert not isinstance(runner, str)
     with torch.no_grad():
-        return runner.backward(Work(problem, q, k, v, form, scores, tables), dout, dlse, out, lse, needs)
+        return _runner(problem, form).backward(
+            Work(problem, q, k, v, form, scores, tables), dout, dlse, out, lse, needs
+        )

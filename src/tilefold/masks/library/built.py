@@ -78,8 +78,9 @@ class Built(Mask):
         super().check(B, Hq, Lq, Lk, device)
         for got, wanted, name in ((Lq, self.Lq, "Lq"), (Lk, self.Lk, "Lk")):
             if got is not None and got != wanted:
-                expected = f"the lengths for which it was built, ({self.Lq}, {self.Lk})"
-                raise MaskError(f"mask: expected {expected}, got {name} = {got}")
+                # Inside a compiled region the lengths may be symbols, which cannot be formatted.
+                expected = f"the lengths for which it was built, ({int(self.Lq)}, {int(self.Lk)})"
+                raise MaskError(f"mask: expected {expected}, got {name} = {int(got)}")
         check_shared("mask that was built", "the batch", self.table.shape[0], B)
         check_shared("mask that was built", "the query heads", self.table.shape[1], Hq)
 
