@@ -20,7 +20,6 @@ import argparse
 import datetime
 import itertools
 import json
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,8 +31,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import tilefold
 from tilefold import attention, masks
+from tilefold.bench.machine import machine, versions
+from tilefold.bench.timing import extra_memory
 
 MB = 1 << 20
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -63,21 +63,6 @@ def fastest(contestants: list[Callable[[], Any]], seconds: float, least: int = 3
             best[n] = min(best[n], CLOCK() - start)
         rounds += 1
     return best
-
-
-def extra_memory(run: Callable[[], tuple[Tensor, ...]]) -> int:
-    """The most bytes that torch's allocator held at once during `run`, without those of the results."""
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
-        results = run()
-    assert profile.profiler is not None and profile.profiler.kineto_results is not None
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]
-        peak = max(peak, held)
-    return peak - sum(t.untyped_storage().nbytes() for t in results)
 
 
 def visited_share(mask: masks.Mask, B: int, H: int, L: int, tile: int = 128) -> float:
@@ -313,19 +298,6 @@ CASES = {"plain": plain, "sparse": sparse, "cold": cold, "share": share, "long":
 # The run.
 
 
-def machine() -> str:
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.split(":", 1)[1].strip()
-            for line in info.read_text().splitlines()
-            if line.startswith("model name")
-        ]
-        model = names[0] if names else model
-    return f"{model}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
-
-
 def verdict(row: Row) -> bool:
     return row["measured"] >= row.get("floor", -float("inf")) and row["measured"] <= row.get(
         "ceiling", float("inf")
@@ -367,11 +339,7 @@ def main() -> int:
             "title": "The core on a CPU",
             "machine": machine(),
             "date": datetime.date.today().isoformat(),
-            "versions": {
-                "tilefold": getattr(tilefold, "__version__", ""),
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": versions(),
             "clock": "CPU time of one thread" if options.cpu_time else "wall time",
             "quick": options.quick,
             "rows": rows,

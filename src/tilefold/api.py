@@ -81,7 +81,7 @@ def attention(
     Source: FlashAttention (Dao et al. 2022) and FlashAttention-2 (Dao 2023).
     """
     if isinstance(q, Tensor) and q.device.type != "meta" and torch.is_autocast_enabled(q.device.type):
-        q, k, v = _autocast(q, k, v)
+        q, k, v = autocast(q, k, v)
     try:
         spec, mask_tensors = _FULL if mask is None else _spelled(mask, q, k)
         key = (
@@ -187,7 +187,7 @@ def attention_varlen(
         `out [Tq, Hq, Dv]`, or `(out, lse)` with `lse [Hq, Tq]`.
     """
     if isinstance(q, Tensor) and q.device.type != "meta" and torch.is_autocast_enabled(q.device.type):
-        q, k, v = _autocast(q, k, v)
+        q, k, v = autocast(q, k, v)
     call = Arguments(
         q, k, v, mask, scale, softcap, alibi_slopes, None, sink, dropout_p, seed, deterministic,
         backend, validate, return_lse, cu_seqlens_q, cu_seqlens_k, packed=True,
@@ -250,7 +250,7 @@ def _remember(key: Any, value: tuple[float, float | None, float, str]) -> None:
     _checked[key] = value
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v in autocast's dtype, as its lower-precision list would cast them; float64 stays."""
     dtype = torch.get_autocast_dtype(q.device.type)
     cast = (x.to(dtype) if isinstance(x, Tensor) and x.dtype in FLOATS[1:] else x for x in (q, k, v))

@@ -172,6 +172,15 @@ class Band:
         away = Lk - Lq
         return self.box_states(k0 - (q1 - 1 + away), k1 - 1 - (q0 + away))[None, None]
 
+    def visible_count(self, Lq: int, Lk: int) -> float:
+        """Visible elements of one batch element and head."""
+        at = torch.arange(Lk - Lq, Lk)
+        step = bounded(self.step)
+        low = -at if self.lo is None else (-at).clamp(min=bounded(self.lo))
+        high = Lk - 1 - at if self.hi is None else (Lk - 1 - at).clamp(max=bounded(self.hi))
+        first, last = -(-low // step), high // step
+        return float((last - first + 1).clamp(min=0).sum())
+
     def empty_rows(self, Lq: int, Lk: int, device: torch.device | str) -> Tensor:
         """bool `[1, 1, Lq]`: rows that see no key."""
         at = torch.arange(Lk - Lq, Lk, device=device)

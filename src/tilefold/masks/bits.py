@@ -95,6 +95,12 @@ class Bits:
                     full[:, :, rows, keys] = complete & (index >= 0)
         return full
 
+    def visible_count(self, Lq: int, Lk: int) -> float:
+        """Visible elements of one batch element and head, on average."""
+        mixed = sum(int(((self.words >> bit) & 1).sum()) for bit in range(GRANULE))
+        full = int((self.states == 2).sum()) * GRANULE**2
+        return (full + mixed) / (self.states.shape[0] * self.states.shape[1])
+
     def empty_rows(self, Lq: int, Lk: int, device: torch.device | str) -> Tensor:
         """bool `[Bm, Hm, Lq]`: rows that see no key."""
         Bm, Hm, nq, _ = self.states.shape

@@ -59,6 +59,12 @@ class Cols:
         misses, covers = compared(self.tile_bounds(bk), Lq, bq)
         return states(covers, misses).transpose(-1, -2)
 
+    def visible_count(self, Lq: int, Lk: int) -> float:
+        """Visible elements of one batch element and head, on average."""
+        hidden = (self.bounds[..., 1::2] - self.bounds[..., 0::2]).clamp(min=0)
+        tables = self.bounds.shape[0] * self.bounds.shape[1]
+        return Lq * Lk - float(hidden.sum(dtype=torch.int64)) / tables
+
     def empty_rows(self, Lq: int, Lk: int, device: torch.device | str) -> Tensor:
         """bool `[Bm, Hm, Lq]`: rows that see no key, by counting how many keys hide each row."""
         Bm, Hm = self.bounds.shape[:2]

@@ -58,6 +58,26 @@ class Rows:
         misses, covers = compared(self.tile_bounds(bq), Lk, bk)
         return states(misses, covers)
 
+    def visible_count(self, Lq: int, Lk: int) -> float:
+        """Visible elements of one batch element and head, on average."""
+        lengths = (self.bounds[..., 1::2] - self.bounds[..., 0::2]).clamp(min=0)
+        return float(lengths.sum(dtype=torch.int64)) / (self.bounds.shape[0] * self.bounds.shape[1])
+
+    def as_band(self, Lq: int, Lk: int) -> tuple[int | None, int | None] | None:
+        """`(lo, hi)` of the band that shows the same, None for an unbounded side; or None if there is none."""
+        if self.count > 1 or Lq == 0 or bool((self.bounds != self.bounds[:1, :1]).any()):
+            return None
+        start, end = self.bounds[0, 0].long().unbind(-1)
+        at = torch.arange(Lk - Lq, Lk, device=start.device)
+        lows, highs = (start - at)[(start > 0) & (start < end)], (end - 1 - at)[(end < Lk) & (start < end)]
+        lo = int(lows[0]) if lows.numel() else None
+        hi = int(highs[0]) if highs.numel() else None
+        first = torch.zeros_like(at) if lo is None else (at + lo).clamp(min=0)
+        last = torch.full_like(at, Lk) if hi is None else (at + hi + 1).clamp(max=Lk)
+        seen = first < last
+        same = (torch.where(seen, first, 0) == start) & (torch.where(seen, last, 0) == end)
+        return (lo, hi) if bool(same.all()) else None
+
     def empty_rows(self, Lq: int, Lk: int, device: torch.device | str) -> Tensor:
         """bool `[Bm, Hm, Lq]`: rows that see no key."""
         return (self.bounds[..., 0::2] >= self.bounds[..., 1::2]).all(-1)

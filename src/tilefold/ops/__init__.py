@@ -24,9 +24,9 @@ from tilefold.scores import Scores
 from . import autograd, kernels, transforms, vmap
 from .autograd import Forward, any_requires_grad, apply, flat
 from .kernels import forward_op
-from .prepare import DIFFERENTIABLE, encode, load
+from .prepare import DIFFERENTIABLE, encode, load, plan_of
 
-__all__ = ["attend", "backward", "encode", "forward", "load"]
+__all__ = ["attend", "backward", "encode", "forward", "load", "plan_of"]
 
 kernels.register()
 autograd.register()

@@ -81,8 +81,9 @@ def _promised(gradients: Any, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 def _laid_out_like(gradient: Tensor, argument: Tensor) -> Tensor:
     """`gradient` with the strides of `torch.empty_like(argument)`."""
-    like = torch.empty_like(argument)
-    return gradient if gradient.stride() == like.stride() else like.copy_(gradient)
+    # Its strides, without its memory.
+    strides = torch.empty_like(argument, device="meta").stride()
+    return gradient if gradient.stride() == strides else torch.empty_like(argument).copy_(gradient)
 
 
 def _second_order_kernel(

@@ -63,6 +63,11 @@ def _plan(problem: Problem, form: Any) -> Plan:
     return choose(problem, form, load)
 
 
+def plan_of(problem: Problem, form: Any, tables: bool) -> Plan:
+    """The plan of a call; remembered for masks without tensors, whose forms are equal by value."""
+    return choose(problem, form, load) if tables else _plan(problem, form)
+
+
 _prepared: dict[Any, tuple[Backend, Problem, Any]] = {}
 _PREPARED_LIMIT = 4096
 
@@ -88,7 +93,7 @@ def _prepare(args: tuple[Any, ...]) -> tuple[Backend, Problem, Any]:
     form = masks.lower(
         mask, tuple(mask_tensors), batch, q_heads, q_length, k_length, q.device, validate=validate
     )
-    plan = _plan(problem, form) if not mask_tensors else choose(problem, form, load)
+    plan = plan_of(problem, form, bool(mask_tensors))
     runner = load(plan.backend)
     assert not isinstance(runner, str)
     result = (runner, problem, form)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from tilefold.cost.steps import Bias, Declaration
 from tilefold.problem import Problem
 
 #: Known names, fastest first. Automatic choice takes the first that is willing.
@@ -70,4 +71,12 @@ class Backend(Protocol):
         """Gradients of the arguments that `needs` marks (q, k, v, bias, sink, alibi_slopes), given the
         *global* out and lse.
         """
+        ...
+
+    def declare(self, problem: Problem, form: Any, backward: bool, bias: Bias | None) -> Declaration:
+        """What one pass of a call that `why_not` has nothing against will do; `form` as in `Work`."""
+        ...
+
+    def measure(self, dtype: str) -> dict[str, float]:
+        """Seconds per unit of every rate that `declare` names, on the CPU that runs this process."""
         ...

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tilefold.cost.steps import Bias, Declaration
 from tilefold.planning.backend import Gradients, Work
 from tilefold.problem import Problem
 
@@ -64,6 +65,18 @@ class EagerBackend:
                 dsink = sink_gradient(sink, dout, out, lse, dlse) if sink is not None and needs[4] else None
                 return Gradients(dq, dk, dv, sink=dsink)
         return fold.backward(work, dout, dlse, out, lse, needs)
+
+    def declare(self, problem: Problem, form: Any, backward: bool, bias: Bias | None) -> Declaration:
+        """See `planning.backend.Backend.declare`."""
+        from . import predict
+
+        return predict.declare(problem, form, fused.why_not(problem, form), backward, bias)
+
+    def measure(self, dtype: str) -> dict[str, float]:
+        """See `planning.backend.Backend.measure`."""
+        from . import predict
+
+        return predict.measure(dtype)
 
 
 def _pieces(work: Work) -> fused.Pieces:

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from tilefold.planning.backend import Gradients, Work
+from tilefold.planning.tuned import look_up
+from tilefold.problem import Problem
 from tilefold.scores import Places, bias_tile
 from tilefold.select import Selected, finite
 
-#: Elements of one tile of scores over all batch elements and heads; bounds the extra memory (16 MiB in
-#: float32).
-_TILE_ELEMENTS = 1 << 22
 _EMPTY, _FULL = 0, 2
 
 
@@ -47,17 +46,7 @@ class _Fold:
         self.places = (
             Places.of(problem, work.tables, self.device) if {"alibi", "dropout"} & set(options) else None
         )
-        self.block = self._block()
-
-    def _block(self) -> int:
-        """Rows and keys of a tile: a power of two from 16 to 1024 that keeps a tile within its budget of
-        elements.
-        """
-        pairs = max(self.problem.batch * self.problem.q_heads, 1)
-        block = 1024
-        while block > 16 and pairs * block * block > _TILE_ELEMENTS:
-            block //= 2
-        return block
+        self.block = block_of(problem)
 
     def stripes(self) -> Iterator[tuple[slice, list[Tile]]]:
         """Query stripes, each with the tiles that anybody in it sees."""
@@ -122,6 +111,17 @@ class _Fold:
     def drop(self, p: Tensor, kept: Tensor | None) -> Tensor:
         """Probabilities (or their gradients) after dropout."""
         return p if kept is None else torch.where(kept, p / (1.0 - self.scores.dropout_p), 0.0)
+
+
+def block_of(problem: Problem) -> int:
+    """Rows and keys of a tile: a power of two from 16 to 1024 that keeps its elements, over all batch
+    elements and heads, within the budget of the tuned table. So the extra memory is bounded too.
+    """
+    pairs, budget = max(problem.batch * problem.q_heads, 1), look_up("fold_tile_elements", problem.device)
+    block = 1024
+    while block > 16 and pairs * block * block > budget:
+        block //= 2
+    return block
 
 
 def forward(work: Work) -> tuple[Tensor, Tensor]:
@@ -192,8 +192,8 @@ class _Sums:
         work, scores = fold.work, fold.scores
         arguments = (work.q, work.k, work.v, scores.bias, scores.sink, scores.alibi_slopes)
         self.q, self.k, self.v, self.bias, self.sink, self.slopes = (
-            torch.zeros(x.shape, dtype=fold.dtype, device=x.device) if need and x is not None else None
-            for x, need in zip(arguments, needs, strict=True)
+            _blank(x, fold.dtype, by_row=index < 3) if need and x is not None else None
+            for index, (x, need) in enumerate(zip(arguments, needs, strict=True))
         )
         self.any_score = any(x is not None for x in (self.q, self.k, self.bias, self.slopes))
         self.queries, self.keys = finite(work.q), finite(work.k)
@@ -210,6 +210,14 @@ class _Sums:
         )
         pairs = (*pairs, (self.slopes, scores.alibi_slopes))
         return Gradients(*(None if total is None else total.to(like.dtype) for total, like in pairs))
+
+
+def _blank(like: Tensor, dtype: torch.dtype, by_row: bool) -> Tensor:
+    """Zeros in the shape of `like`; `[B, H, L, D]` in memory order B, L, H, which is that of the results."""
+    if not by_row:
+        return torch.zeros(like.shape, dtype=dtype, device=like.device)
+    B, H, L, D = like.shape
+    return torch.zeros(B, L, H, D, dtype=dtype, device=like.device).transpose(1, 2)
 
 
 def _stripe_backward(

@@ -1,0 +1,140 @@
+"""What a pass will take, added up by the names of the rates in `calibrate.py`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+
+from tilefold.cost.memory import Heap
+from tilefold.cost.steps import Step
+
+from ..pieces import rows_per_block
+from .calibrate import class_of
+
+#: Keys that PyTorch's kernel takes at once.
+KEY_BLOCK = 512
+
+
+class Bill:
+    """Steps, traffic and held memory of one pass.
+
+    Attributes:
+        threads: among which work is divided.
+        heap: what is held beyond arguments and results.
+        traffic: bytes between slow and fast memory, by what they belong to.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.threads = threads or torch.get_num_threads()
+        self.heap = Heap()
+        self.traffic: dict[str, float] = defaultdict(float)
+        self._units: dict[str, float] = defaultdict(float)
+        self._flops: dict[str, float] = defaultdict(float)
+        self._passes: dict[str, float] = defaultdict(float)
+        self._exps: dict[str, float] = defaultdict(float)
+        self._ops: dict[str, float] = defaultdict(float)
+
+    def add(
+        self,
+        rate: str,
+        units: float,
+        *,
+        flops: float = 0.0,
+        passes: float = 0.0,
+        exps: float = 0.0,
+        ops: float = 0.0,
+    ) -> None:
+        """`units` of the rate, and what a machine without that rate has to know."""
+        if units:
+            self._units[rate] += units
+            self._flops[rate] += flops
+            self._passes[rate] += passes
+            self._exps[rate] += exps
+            self._ops[rate] += ops
+
+    def steps(self) -> tuple[Step, ...]:
+        """Everything so far."""
+        return tuple(
+            Step(rate, units, self._flops[rate], self._passes[rate], self._exps[rate], self._ops[rate])
+            for rate, units in self._units.items()
+        )
+
+    def kernel(
+        self, direction: str, kind: str, pairs: int, rows: int, keys: int, dim: int, size: int, times: int = 1
+    ) -> None:
+        """`times` calls of PyTorch's kernel on `rows x keys` for `pairs` of a batch element and a head.
+
+        The forward shares blocks of rows among the threads, in runs of equal length; the backward shares
+        pairs, or the inside of its products where there is only one.
+        """
+        costs = _blocks(kind, rows, keys)
+        elements = float(sum(costs))
+        if direction == "forward":
+            units, name = _busiest(pairs, costs, self.threads), "kernel forward"
+        elif pairs < self.threads:
+            units, name = pairs * elements, "kernel backward alone"
+        else:
+            units, name = -(-pairs // self.threads) * elements, "kernel backward"
+        label = f"{name}, {class_of(rows)} rows"
+        products = 2 if direction == "forward" else 5
+        work = times * pairs * elements
+        self.add(
+            label,
+            times * units,
+            flops=2.0 * products * work * dim,
+            passes=4.0 * work * (4 if direction == "forward" else 8),
+            exps=work,
+            ops=times,
+        )
+        self.add(f"{label}, per D", times * units * dim)
+        self._count_traffic(direction, times * pairs, rows, sum(_reach(kind, rows, keys)), dim, size)
+        if kind in ("band", "table"):
+            self.add(f"kernel mask {direction}", times * _shared(pairs, rows * keys, self.threads))
+
+    def _count_traffic(
+        self, direction: str, pairs: int, rows: int, reached: int, dim: int, size: int
+    ) -> None:
+        """Rows move once, keys and values once per block of rows; their gradients come and go."""
+        once, each = pairs * rows * dim * size, pairs * reached * dim * size
+        moved = {"q": once, "k": each, "v": each, "out": once}
+        if direction == "backward":
+            moved |= {"dout": once, "dq": once, "dk": 2 * each, "dv": 2 * each}
+        for name, count in moved.items():
+            self.traffic[name] += count
+        self.traffic["lse"] += 4 * pairs * rows
+
+
+def _reach(kind: str, rows: int, keys: int) -> list[int]:
+    """Keys that each block of rows visits. An `is_causal` call skips whole blocks of keys."""
+    height = rows_per_block(rows)
+    count = -(-rows // height)
+    if kind not in ("causal", "flipped"):
+        return [keys] * count
+    return [min(-(-min((m + 1) * height, keys) // KEY_BLOCK) * KEY_BLOCK, keys) for m in range(count)]
+
+
+def _blocks(kind: str, rows: int, keys: int) -> list[int]:
+    """Elements that each block of rows visits."""
+    height = rows_per_block(rows)
+    return [min(height, rows - m * height) * reach for m, reach in enumerate(_reach(kind, rows, keys))]
+
+
+def _busiest(pairs: int, costs: list[int], threads: int) -> float:
+    """Elements of the thread that has the most, when `pairs` copies of `costs` are dealt out in runs."""
+    sums = [0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+    tasks = pairs * len(costs)
+    run = -(-tasks // threads)
+
+    def before(task: int) -> int:
+        whole, rest = divmod(min(task, tasks), len(costs))
+        return whole * sums[-1] + sums[rest]
+
+    return float(max(before(at + run) - before(at) for at in range(0, tasks, run)))
+
+
+def _shared(pairs: int, elements: int, threads: int) -> float:
+    """Elements of the busiest thread where whole pairs are dealt out."""
+    return -(-pairs // threads) * elements if pairs >= threads else pairs * elements / threads

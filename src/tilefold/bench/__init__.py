@@ -1,0 +1,1 @@
+"""Measuring: named cases, contestants in turns, no speed without exactness, and the report."""

@@ -1,0 +1,128 @@
+"""`tilefold bench`: named cases, checked and then timed beside others."""
+
+from __future__ import annotations
+
+import json as jsons
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from tilefold.bench.cases import BenchCase
+
+
+def command(
+    case: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names of cases, beginnings of names or globs; all of the device by default."),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Print the cases of the device and stop.")] = False,
+    device: Annotated[str, typer.Option(help="Where the tensors lie: cpu, cuda or cuda:N.")] = "cpu",
+    contestants: Annotated[
+        str | None, typer.Option(help="Names with commas between: tilefold, sdpa, standard, flex.")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.0, help="Time for the turns of one case and pass, all contestants.")
+    ] = 3.0,
+    forward_only: Annotated[
+        bool, typer.Option("--forward-only", help="Leave out the backward pass.")
+    ] = False,
+    json: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write the results here; - for stdout, without a table."),
+    ] = None,
+) -> None:
+    """Check cases and time them beside SDPA, plain PyTorch and FlexAttention.
+
+    Exit code 1, and no times, if tilefold fails a check.
+    """
+    from tilefold.bench.cases import select
+    from tilefold.bench.contestants import pick
+    from tilefold.bench.report import table
+    from tilefold.bench.run import Options, bench
+    from tilefold.errors import ArgumentError
+
+    if not math.isfinite(seconds):
+        raise ArgumentError(f"seconds: expected a finite number, got {seconds}")
+    _check_device(device)
+    cases = select(case or [], device)
+    chosen = pick([name.strip() for name in contestants.split(",")] if contestants is not None else [])
+    if list_:
+        _print_list(cases)
+        return
+    _check_file(json)
+    with _progress() as progress:
+        document = bench(
+            cases, chosen, Options(device=device, seconds=seconds, backward=not forward_only), progress
+        )
+    text = jsons.dumps(document, indent=1) + "\n"
+    if json == "-":
+        sys.stdout.write(text)
+    else:
+        if json is not None:
+            Path(json).write_text(text)
+        Console(highlight=False).print(table(document))
+    raise typer.Exit(0 if document["exact"] else 1)
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    from tilefold.errors import DeviceError
+
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and (kind == "cpu" or not index.isdecimal())):
+        raise DeviceError(f"device: expected cpu, cuda or cuda:N, got {device!r}")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise DeviceError(
+            f"device: expected one that is here, got {device}; this PyTorch sees {torch.cuda.device_count()}"
+        )
+
+
+def _check_file(json: str | None) -> None:
+    """Refuses a file that cannot be written before anything is measured."""
+    from tilefold.errors import ArgumentError
+
+    if json not in (None, "-") and not Path(json).resolve().parent.is_dir():
+        raise ArgumentError(f"json: expected a file in a folder that exists, got {json}")
+
+
+def _print_list(cases: Iterable[BenchCase]) -> None:
+    grid = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("case", "shape", "about"):
+        grid.add_column(name, no_wrap=name != "about")
+    for case in cases:
+        grid.add_row(*(Text(x) for x in (case.name, case.shape, case.about)))
+    Console(highlight=False).print(grid)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, str, int, int], None]]:
+    """A bar on stderr with one task per phase."""
+    columns = (
+        TextColumn("{task.description:<6}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("[dim]{task.fields[case]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        tasks = {}
+
+        def report(phase: str, case: str, done: int, total: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = bar.add_task(phase, total=total, case=case)
+            bar.update(tasks[phase], completed=done, case=case)
+
+        yield report
+        for task in tasks.values():
+            bar.update(task, completed=bar.tasks[task].total, case="")

@@ -1,0 +1,40 @@
+"""`tilefold report`: results of `tilefold bench` as a table, a picture or a page."""
+
+from __future__ import annotations
+
+import json as jsons
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def command(
+    file: Annotated[list[Path], typer.Argument(help="Results that `tilefold bench --json` wrote.")],
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one page of HTML here.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a picture here.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON list.")] = False,
+) -> None:
+    """Print results, and write them as a page or a picture."""
+    from tilefold.bench.page import page
+    from tilefold.bench.picture import png as picture
+    from tilefold.bench.report import load, table
+    from tilefold.errors import ArgumentError
+
+    for name, target in (("html", html), ("png", png)):
+        if target is not None and not target.resolve().parent.is_dir():
+            raise ArgumentError(f"{name}: expected a file in a folder that exists, got {target}")
+    documents = [load(path) for path in file]
+    if png is not None and len(documents) > 1:
+        raise ArgumentError(f"png: expected one FILE of results, got {len(documents)}")
+    if html is not None:
+        html.write_text(page(documents), encoding="utf-8")
+    if png is not None:
+        picture(documents[0], png)
+    if json:
+        typer.echo(jsons.dumps(documents, indent=1))
+        return
+    console = Console(highlight=False)
+    for document in documents:
+        console.print(table(document))

@@ -1,0 +1,170 @@
+"""Machines: what they can move and compute per second, each figure with its source.
+
+GPU figures are the makers' peaks (dense, without sparsity), so predictions from them are floors. "This CPU"
+is measured, see `measure.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tilefold.errors import ArgumentError, ArgumentTypeError
+
+KIB, MIB = 1 << 10, 1 << 20
+TERA = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One machine.
+
+    Attributes:
+        name: how users call it.
+        device: PyTorch's device kind, "cuda" (ROCm too) or "cpu".
+        bandwidth: bytes per second between slow and fast memory.
+        matmul: FLOP/s of matrix products, by dtype ("bfloat16", "float32", ...).
+        exps: exponentials per second.
+        passes: bytes per second that elementwise operations move while their data stays in the last cache.
+        launch: seconds that the host needs to issue one PyTorch operation.
+        fast_bytes: fast memory of one core (shared memory, or L2 of a CPU core), in bytes.
+        cores: streaming multiprocessors, compute units or threads.
+        memory_bytes: slow memory.
+        sources: where each figure comes from, by field name.
+        rates: seconds per unit of a backend's own steps, for machines that were measured; see `steps.Step`.
+    """
+
+    name: str
+    device: str
+    bandwidth: float
+    matmul: Mapping[str, float]
+    exps: float
+    passes: float
+    launch: float
+    fast_bytes: int
+    cores: int
+    memory_bytes: int
+    sources: Mapping[str, str]
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+    def matmul_rate(self, dtype: str) -> float:
+        """FLOP/s of products in `dtype`; that of float32 for a dtype without a figure."""
+        return self.matmul.get(dtype) or self.matmul["float32"]
+
+
+def _gpu(
+    name: str,
+    sheet: str,
+    *,
+    bandwidth: float,
+    half: float,
+    fp8: float | None,
+    fp32: float,
+    fp64: float,
+    exps_per_clock: int,
+    clock: float,
+    cores: int,
+    fast_kib: int,
+    memory: float,
+    cache: float,
+    fast_source: str,
+) -> Hardware:
+    """A GPU from its data sheet: TB/s, TFLOP/s, GHz, KiB and GB."""
+    matmul = {"bfloat16": half * TERA, "float16": half * TERA, "float32": fp32 * TERA, "float64": fp64 * TERA}
+    if fp8 is not None:
+        matmul["float8_e4m3fn"] = fp8 * TERA
+    return Hardware(
+        name,
+        "cuda",
+        bandwidth=bandwidth * TERA,
+        matmul=matmul,
+        exps=cores * exps_per_clock * clock * 1e9,
+        passes=bandwidth * TERA * cache,
+        launch=_LAUNCH,
+        fast_bytes=fast_kib * KIB,
+        cores=cores,
+        memory_bytes=int(memory * 1e9),
+        sources={
+            "bandwidth": sheet,
+            "matmul": f"{sheet}; dense peaks, float32 without TF32",
+            "exps": f"{sheet} (cores, boost clock) and {exps_per_clock} special functions per clock and core",
+            "passes": f"the bandwidth times {cache:g}: a tile of intermediates stays in the last-level cache",
+            "launch": _LAUNCH_SOURCE,
+            "fast_bytes": fast_source,
+            "cores": sheet,
+            "memory_bytes": sheet,
+        },
+    )
+
+
+_LAUNCH = 5e-6
+_LAUNCH_SOURCE = "the usual host time of one small PyTorch operation on a GPU, 4 to 7 us"
+_CUDA_GUIDE = "CUDA C++ Programming Guide, table of technical specifications per compute capability"
+
+_ALL = (
+    _gpu(
+        "H200", "NVIDIA H200 Tensor Core GPU data sheet (SXM)", bandwidth=4.8, half=989.4, fp8=1978.9, fp32=66.9,
+        fp64=33.5, exps_per_clock=16, clock=1.83, cores=132, fast_kib=227, memory=141, cache=2.0,
+        fast_source=_CUDA_GUIDE,
+    ),
+    _gpu(
+        "H100", "NVIDIA H100 Tensor Core GPU data sheet (SXM5)", bandwidth=3.35, half=989.4, fp8=1978.9,
+        fp32=66.9, fp64=33.5, exps_per_clock=16, clock=1.83, cores=132, fast_kib=227, memory=80, cache=2.0,
+        fast_source=_CUDA_GUIDE,
+    ),
+    _gpu(
+        "A100", "NVIDIA A100 Tensor Core GPU data sheet (80 GB SXM)", bandwidth=2.039, half=312.0, fp8=None,
+        fp32=19.5, fp64=9.7, exps_per_clock=16, clock=1.41, cores=108, fast_kib=163, memory=80, cache=2.0,
+        fast_source=_CUDA_GUIDE,
+    ),
+    _gpu(
+        "L40S", "NVIDIA L40S data sheet", bandwidth=0.864, half=362.05, fp8=733.0, fp32=91.6, fp64=1.43,
+        exps_per_clock=16, clock=2.52, cores=142, fast_kib=99, memory=48, cache=3.0, fast_source=_CUDA_GUIDE,
+    ),
+    _gpu(
+        "RTX 4090", "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090 (float32 accumulation)",
+        bandwidth=1.008, half=165.2, fp8=330.3, fp32=82.6, fp64=1.29, exps_per_clock=16, clock=2.52, cores=128,
+        fast_kib=99, memory=24, cache=3.0, fast_source=_CUDA_GUIDE,
+    ),
+    _gpu(
+        "MI300X", "AMD Instinct MI300X data sheet", bandwidth=5.3, half=1307.4, fp8=2614.9, fp32=163.4, fp64=163.4,
+        exps_per_clock=16, clock=2.1, cores=304, fast_kib=64, memory=192, cache=2.0,
+        fast_source="AMD CDNA 3 architecture white paper (local data share)",
+    ),
+    _gpu(
+        "B200", "NVIDIA Blackwell data sheet (HGX B200, one GPU)", bandwidth=8.0, half=2250.0, fp8=4500.0, fp32=75.0,
+        fp64=37.0, exps_per_clock=16, clock=1.965, cores=148, fast_kib=227, memory=180, cache=2.0,
+        fast_source=_CUDA_GUIDE,
+    ),
+)  # fmt: skip
+
+#: Known machines by name.
+MACHINES: dict[str, Hardware] = {machine.name: machine for machine in _ALL}
+
+
+def find(name: str) -> Hardware:
+    """The machine called `name`; capitals, blanks and hyphens do not matter.
+
+    Raises:
+        ArgumentError: an unknown machine.
+        ArgumentTypeError: not a name.
+    """
+    if not isinstance(name, str):
+        raise ArgumentTypeError(f"machine: expected a name or None, got {type(name).__name__}")
+    wanted = _plain(name)
+    for machine in _ALL:
+        if _plain(machine.name) == wanted:
+            return machine
+    known = ", ".join(repr(machine) for machine in MACHINES)
+    raise ArgumentError(f"machine: expected one of {known} or None, got {name!r}")
+
+
+def recognised(device_name: str) -> Hardware | None:
+    """The machine that a driver calls `device_name` ("NVIDIA H100 80GB HBM3"), or None."""
+    text = _plain(device_name)
+    return next((machine for machine in _ALL if _plain(machine.name) in text), None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -1,0 +1,161 @@
+"""This CPU, measured: general figures once, a backend's own rates once per dtype, both kept on disk."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from . import store
+from .hardware import KIB, MIB, Hardware
+
+#: Changes when measurements change their meaning, so that old files are not believed.
+_EDITION = 1
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_SOURCE = "measured on this machine, {date}"
+#: How much one matrix product may differ before and after a measurement.
+_STEADY = 1.15
+_lock = threading.Lock()
+
+
+def seconds_of(run: Callable[[], object], least: float = 0.012, turns: int = 5) -> float:
+    """Seconds of one `run`: the fastest of `turns` turns of at least `least` seconds each, since other work on
+    the machine can only add.
+    """
+    run()
+    start = time.perf_counter()
+    run()
+    count = max(1, int(least / max(time.perf_counter() - start, 1e-7)))
+    found = []
+    for _ in range(turns):
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        found.append((time.perf_counter() - start) / count)
+    return min(found)
+
+
+def this_cpu(dtype: str, measure: Callable[[str], dict[str, float]]) -> Hardware:
+    """The CPU that runs this process, with the rates of `dtype` ("float32", ...).
+
+    The first call on a machine measures for a few seconds; later ones, of other processes too, read a file.
+
+    Args:
+        dtype: which rates are needed.
+        measure: measures a backend's rates for a dtype; seconds per unit by name.
+    """
+    name = f"cpu-{fingerprint()}"
+    return _this_cpu(name, str(store.folder()), dtype, measure)
+
+
+@functools.lru_cache(maxsize=16)
+def _this_cpu(name: str, folder: str, dtype: str, measure: Callable[[str], dict[str, float]]) -> Hardware:
+    with _lock:
+        known = store.read(name)
+        steady = True
+        if "figures" not in known:
+            known |= {"machine": description(), "date": time.strftime("%Y-%m-%d"), "figures": _figures()}
+        rates = known.setdefault("rates", {})
+        if dtype not in rates:
+            before = _matmul_rate(torch.float32)
+            rates[dtype] = measure(dtype)
+            # A machine that is busy with something else is measured again by the next process.
+            steady = 1 / _STEADY < before / _matmul_rate(torch.float32) < _STEADY
+            if steady:
+                store.write(name, known)
+    figures = known["figures"]
+    source = _SOURCE.format(date=known["date"]) + ("" if steady else ", while it was busy: believe it less")
+    return Hardware(
+        name="this CPU",
+        device="cpu",
+        bandwidth=figures["bandwidth"],
+        matmul=figures["matmul"],
+        exps=figures["exps"],
+        passes=figures["passes"],
+        launch=figures["launch"],
+        fast_bytes=_l2_bytes(),
+        cores=torch.get_num_threads(),
+        memory_bytes=_memory_bytes(),
+        sources={
+            **dict.fromkeys(("bandwidth", "matmul", "exps", "passes", "launch"), source),
+            "fast_bytes": "the operating system: L2 of one core",
+            "cores": "PyTorch's threads",
+            "memory_bytes": "the operating system",
+        },
+        rates=rates[dtype],
+    )
+
+
+def forget() -> None:
+    """Measure this CPU anew at the next question, here and in later processes."""
+    store.remove(f"cpu-{fingerprint()}")
+    _this_cpu.cache_clear()
+
+
+def fingerprint() -> str:
+    """Equal on equal machines with equal software: model, threads, versions."""
+    parts = (_EDITION, description(), torch.get_num_threads(), torch.__version__, platform.python_version())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+def description() -> str:
+    """The CPU in words: its model, PyTorch's threads and instruction set."""
+    threads = torch.get_num_threads()
+    return f"{model()}, {threads} thread{'s' * (threads != 1)}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def model() -> str:
+    """The model of the CPU."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _figures() -> dict[str, object]:
+    """Bandwidths, matrix products, exponentials and the cost of one operation."""
+    large = torch.ones(64 * MIB // 4)
+    copy = torch.empty_like(large)
+    tile = torch.ones(2 * MIB // 4)
+    tiny = torch.ones(4)
+    return {
+        "bandwidth": 2 * 64 * MIB / seconds_of(lambda: copy.copy_(large)),
+        "passes": 3 * 2 * MIB / seconds_of(lambda: tile + tile),
+        "exps": tile.numel() / seconds_of(tile.exp),
+        "launch": seconds_of(lambda: tiny + tiny),
+        "matmul": {str(dtype).removeprefix("torch."): _matmul_rate(dtype) for dtype in _DTYPES},
+    }
+
+
+def _matmul_rate(dtype: torch.dtype) -> float:
+    size = 768 if dtype in (torch.float32, torch.bfloat16) else 384
+    a, b = (torch.ones(size, size, dtype=dtype) for _ in range(2))
+    return 2 * size**3 / seconds_of(lambda: a @ b, turns=3)
+
+
+def _l2_bytes() -> int:
+    """L2 of one core; 1 MiB where the operating system does not say."""
+    text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
+    if text.exists():
+        value = text.read_text().strip()
+        if value.endswith("K"):
+            return int(value[:-1]) * KIB
+        if value.endswith("M"):
+            return int(value[:-1]) * MIB
+    return MIB
+
+
+def _memory_bytes() -> int:
+    """Main memory; 0 where the operating system does not say."""
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 0

@@ -1,0 +1,54 @@
+"""Time from declared work: measured rates where the machine has them, rooflines where it has not.
+
+The roofline (Williams, Waterman & Patterson 2009) of each step is the slowest of its parts: matrix products,
+exponentials, elementwise passes; the whole cannot be faster than the arguments move through slow memory, nor
+than the host issues operations.
+"""
+
+from __future__ import annotations
+
+from .estimate import Estimate
+from .hardware import Hardware
+from .steps import Declaration
+
+
+def estimate(declared: Declaration, machine: Hardware, dtype: str) -> Estimate:
+    """The prediction for `declared` on `machine`, whose matrix products are in `dtype` ("float32", ...)."""
+    shares = walls(declared, machine, dtype)
+    wall = max(shares, key=lambda name: shares[name])
+    measured = [machine.rates.get(step.rate) for step in declared.steps]
+    if declared.steps and all(rate is not None for rate in measured):
+        seconds = sum(
+            rate * step.units for rate, step in zip(measured, declared.steps, strict=True) if rate is not None
+        )
+    else:
+        device = sum(
+            max(
+                step.flops / machine.matmul_rate(dtype),
+                step.passes / machine.passes,
+                step.exps / machine.exps,
+            )
+            for step in declared.steps
+        )
+        seconds = max(device, shares["memory"], shares["overhead"])
+    return Estimate(
+        seconds=seconds,
+        flops=declared.flops,
+        bytes=sum(declared.traffic.values()),
+        extra_bytes=declared.extra_bytes,
+        result_bytes=declared.result_bytes,
+        wall=wall,
+        shares=shares,
+        traffic=dict(declared.traffic),
+    )
+
+
+def walls(declared: Declaration, machine: Hardware, dtype: str) -> dict[str, float]:
+    """Seconds that each wall alone would take."""
+    steps = declared.steps
+    return {
+        "matmul": declared.flops / machine.matmul_rate(dtype),
+        "memory": sum(declared.traffic.values()) / machine.bandwidth,
+        "vector": sum(max(step.passes / machine.passes, step.exps / machine.exps) for step in steps),
+        "overhead": sum(step.ops for step in steps) * machine.launch,
+    }
