@@ -139,7 +139,7 @@ def _bias(call: Arguments, used: tuple[str, ...]) -> Bias | None:
 
 
 def _check(call: Arguments, device: torch.device) -> None:
-    """The checks of `attention`; where there are only shapes, tensors of masks and options may lie anywhere."""
+    """The checks of `attention`; where only shapes are known, other tensors may lie anywhere."""
     if device.type != "meta":
         check(call)
         return

@@ -205,8 +205,7 @@ class Prediction:
 def predictions(call: Call, case: BenchCase) -> dict[str, Prediction]:
     """The predictions of both passes.
 
-    Of a forward pass the caller keeps `out` alone here, so the lse counts as extra memory; between the two
-    passes it is all that is held.
+    Of a forward pass the caller keeps `out` alone here, so the lse counts as extra memory.
     """
     leaves = leaves_of(call, case)
     asked = call.with_arguments(**leaves)
@@ -219,7 +218,7 @@ def predictions(call: Call, case: BenchCase) -> dict[str, Prediction]:
             forward.seconds + backward.seconds,
             forward.flops + backward.flops,
             forward.bytes + backward.bytes,
-            max(forward.extra_bytes, backward.extra_bytes) + kept,
+            found.step_extra_bytes,
         ),
     }
 

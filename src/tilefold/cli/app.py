@@ -25,6 +25,9 @@ COMMANDS = (
     ("mask", "mask"),
     ("check", "check"),
     ("demo", "demo"),
+    ("bench", "bench"),
+    ("report", "report"),
+    ("tune", "tune"),
 )
 
 

@@ -53,7 +53,7 @@ def command(
 
     if not math.isfinite(seconds):
         raise ArgumentError(f"seconds: expected a finite number, got {seconds}")
-    _check_device(device)
+    check_device(device)
     cases = select(case or [], device)
     chosen = pick([name.strip() for name in contestants.split(",")] if contestants is not None else [])
     if list_:
@@ -74,7 +74,8 @@ def command(
     raise typer.Exit(0 if document["exact"] else 1)
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Refuses a device that is not there, in one sentence."""
     import torch
 
     from tilefold.errors import DeviceError

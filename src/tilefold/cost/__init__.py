@@ -1,1 +1,1 @@
-"""What a call costs before it runs: bytes, FLOPs, time and memory, on machines that are here or only named."""
+"""What a call costs before it runs: bytes, FLOPs, time and memory, on this machine or a named one."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tilefold.errors import ArgumentError, ArgumentTypeError
 
@@ -53,91 +54,116 @@ class Hardware:
         return self.matmul.get(dtype) or self.matmul["float32"]
 
 
-def _gpu(
-    name: str,
-    sheet: str,
-    *,
-    bandwidth: float,
-    half: float,
-    fp8: float | None,
-    fp32: float,
-    fp64: float,
-    exps_per_clock: int,
-    clock: float,
-    cores: int,
-    fast_kib: int,
-    memory: float,
-    cache: float,
-    fast_source: str,
-) -> Hardware:
-    """A GPU from its data sheet: TB/s, TFLOP/s, GHz, KiB and GB."""
-    matmul = {"bfloat16": half * TERA, "float16": half * TERA, "float32": fp32 * TERA, "float64": fp64 * TERA}
-    if fp8 is not None:
-        matmul["float8_e4m3fn"] = fp8 * TERA
-    return Hardware(
-        name,
-        "cuda",
-        bandwidth=bandwidth * TERA,
-        matmul=matmul,
-        exps=cores * exps_per_clock * clock * 1e9,
-        passes=bandwidth * TERA * cache,
-        launch=_LAUNCH,
-        fast_bytes=fast_kib * KIB,
-        cores=cores,
-        memory_bytes=int(memory * 1e9),
-        sources={
-            "bandwidth": sheet,
-            "matmul": f"{sheet}; dense peaks, float32 without TF32",
-            "exps": f"{sheet} (cores, boost clock) and {exps_per_clock} special functions per clock and core",
-            "passes": f"the bandwidth times {cache:g}: a tile of intermediates stays in the last-level cache",
-            "launch": _LAUNCH_SOURCE,
-            "fast_bytes": fast_source,
-            "cores": sheet,
-            "memory_bytes": sheet,
-        },
-    )
+class Sheet(NamedTuple):
+    """A data sheet: TB/s, dense TFLOP/s by precision, boost clock in GHz, cores, GB of memory."""
+
+    bandwidth: float
+    half: float
+    fp8: float | None
+    fp32: float
+    fp64: float
+    clock: float
+    cores: int
+    memory: float
 
 
+#: Special functions per clock and core: 16 on every architecture of the table.
+_EXPS = 16
 _LAUNCH = 5e-6
 _LAUNCH_SOURCE = "the usual host time of one small PyTorch operation on a GPU, 4 to 7 us"
 _CUDA_GUIDE = "CUDA C++ Programming Guide, table of technical specifications per compute capability"
 
+
+def _gpu(
+    name: str, source: str, sheet: Sheet, *, fast_kib: int, cache: float, fast_source: str = _CUDA_GUIDE
+) -> Hardware:
+    """A GPU from its data sheet, with KiB of fast memory per core, and how many times as fast as slow memory
+    its last-level cache is taken to be.
+    """
+    matmul = dict.fromkeys(("bfloat16", "float16"), sheet.half * TERA)
+    matmul |= {"float32": sheet.fp32 * TERA, "float64": sheet.fp64 * TERA}
+    if sheet.fp8 is not None:
+        matmul["float8_e4m3fn"] = sheet.fp8 * TERA
+    return Hardware(
+        name,
+        "cuda",
+        bandwidth=sheet.bandwidth * TERA,
+        matmul=matmul,
+        exps=sheet.cores * _EXPS * sheet.clock * 1e9,
+        passes=sheet.bandwidth * TERA * cache,
+        launch=_LAUNCH,
+        fast_bytes=fast_kib * KIB,
+        cores=sheet.cores,
+        memory_bytes=int(sheet.memory * 1e9),
+        sources={
+            **dict.fromkeys(("bandwidth", "cores", "memory_bytes"), source),
+            "matmul": f"{source}; dense peaks, float32 without TF32",
+            "exps": f"{source} (cores, boost clock) and {_EXPS} special functions per clock and core",
+            "passes": f"assumed: {cache:g} times the bandwidth, since a tile stays in the last-level cache",
+            "launch": _LAUNCH_SOURCE,
+            "fast_bytes": fast_source,
+        },
+    )
+
+
 _ALL = (
     _gpu(
-        "H200", "NVIDIA H200 Tensor Core GPU data sheet (SXM)", bandwidth=4.8, half=989.4, fp8=1978.9, fp32=66.9,
-        fp64=33.5, exps_per_clock=16, clock=1.83, cores=132, fast_kib=227, memory=141, cache=2.0,
-        fast_source=_CUDA_GUIDE,
+        "H200",
+        "NVIDIA H200 Tensor Core GPU data sheet (SXM)",
+        Sheet(bandwidth=4.8, half=989.4, fp8=1978.9, fp32=66.9, fp64=33.5, clock=1.83, cores=132, memory=141),
+        fast_kib=227,
+        cache=2.0,
     ),
     _gpu(
-        "H100", "NVIDIA H100 Tensor Core GPU data sheet (SXM5)", bandwidth=3.35, half=989.4, fp8=1978.9,
-        fp32=66.9, fp64=33.5, exps_per_clock=16, clock=1.83, cores=132, fast_kib=227, memory=80, cache=2.0,
-        fast_source=_CUDA_GUIDE,
+        "H100",
+        "NVIDIA H100 Tensor Core GPU data sheet (SXM5)",
+        Sheet(bandwidth=3.35, half=989.4, fp8=1978.9, fp32=66.9, fp64=33.5, clock=1.83, cores=132, memory=80),
+        fast_kib=227,
+        cache=2.0,
     ),
     _gpu(
-        "A100", "NVIDIA A100 Tensor Core GPU data sheet (80 GB SXM)", bandwidth=2.039, half=312.0, fp8=None,
-        fp32=19.5, fp64=9.7, exps_per_clock=16, clock=1.41, cores=108, fast_kib=163, memory=80, cache=2.0,
-        fast_source=_CUDA_GUIDE,
+        "A100",
+        "NVIDIA A100 Tensor Core GPU data sheet (80 GB SXM)",
+        Sheet(bandwidth=2.039, half=312.0, fp8=None, fp32=19.5, fp64=9.7, clock=1.41, cores=108, memory=80),
+        fast_kib=163,
+        cache=2.0,
     ),
     _gpu(
-        "L40S", "NVIDIA L40S data sheet", bandwidth=0.864, half=362.05, fp8=733.0, fp32=91.6, fp64=1.43,
-        exps_per_clock=16, clock=2.52, cores=142, fast_kib=99, memory=48, cache=3.0, fast_source=_CUDA_GUIDE,
+        "L40S",
+        "NVIDIA L40S data sheet",
+        Sheet(
+            bandwidth=0.864, half=362.05, fp8=733.0, fp32=91.6, fp64=1.43, clock=2.52, cores=142, memory=48
+        ),
+        fast_kib=99,
+        cache=3.0,
     ),
     _gpu(
-        "RTX 4090", "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090 (float32 accumulation)",
-        bandwidth=1.008, half=165.2, fp8=330.3, fp32=82.6, fp64=1.29, exps_per_clock=16, clock=2.52, cores=128,
-        fast_kib=99, memory=24, cache=3.0, fast_source=_CUDA_GUIDE,
+        "RTX 4090",
+        "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090 (float32 accumulation)",
+        Sheet(bandwidth=1.008, half=165.2, fp8=330.3, fp32=82.6, fp64=1.29, clock=2.52, cores=128, memory=24),
+        fast_kib=99,
+        cache=3.0,
     ),
     _gpu(
-        "MI300X", "AMD Instinct MI300X data sheet", bandwidth=5.3, half=1307.4, fp8=2614.9, fp32=163.4, fp64=163.4,
-        exps_per_clock=16, clock=2.1, cores=304, fast_kib=64, memory=192, cache=2.0,
+        "MI300X",
+        "AMD Instinct MI300X data sheet",
+        Sheet(
+            bandwidth=5.3, half=1307.4, fp8=2614.9, fp32=163.4, fp64=163.4, clock=2.1, cores=304, memory=192
+        ),
+        fast_kib=64,
+        cache=2.0,
         fast_source="AMD CDNA 3 architecture white paper (local data share)",
     ),
     _gpu(
-        "B200", "NVIDIA Blackwell data sheet (HGX B200, one GPU)", bandwidth=8.0, half=2250.0, fp8=4500.0, fp32=75.0,
-        fp64=37.0, exps_per_clock=16, clock=1.965, cores=148, fast_kib=227, memory=180, cache=2.0,
-        fast_source=_CUDA_GUIDE,
+        "B200",
+        "NVIDIA Blackwell data sheet (HGX B200, one GPU)",
+        Sheet(
+            bandwidth=8.0, half=2250.0, fp8=4500.0, fp32=75.0, fp64=37.0, clock=1.965, cores=148, memory=180
+        ),
+        fast_kib=227,
+        cache=2.0,
     ),
-)  # fmt: skip
+)
 
 #: Known machines by name.
 MACHINES: dict[str, Hardware] = {machine.name: machine for machine in _ALL}

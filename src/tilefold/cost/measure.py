@@ -8,8 +8,9 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -17,29 +18,35 @@ from . import store
 from .hardware import KIB, MIB, Hardware
 
 #: Changes when measurements change their meaning, so that old files are not believed.
-_EDITION = 1
+_EDITION = 3
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _SOURCE = "measured on this machine, {date}"
 #: How much one matrix product may differ before and after a measurement.
 _STEADY = 1.15
+Name = TypeVar("Name", bound=Hashable)
 _lock = threading.Lock()
 
 
-def seconds_of(run: Callable[[], object], least: float = 0.012, turns: int = 5) -> float:
-    """Seconds of one `run`: the fastest of `turns` turns of at least `least` seconds each, since other work on
-    the machine can only add.
+def seconds_of(
+    runs: Mapping[Name, Callable[[], object]], least: float = 0.01, turns: int = 5
+) -> dict[Name, float]:
+    """Seconds of each run: the fastest of `turns` turns of at least `least` seconds, since other work on the
+    machine can only add. Runs take turns, so that a slow moment does not hit one of them alone.
     """
-    run()
-    start = time.perf_counter()
-    run()
-    count = max(1, int(least / max(time.perf_counter() - start, 1e-7)))
-    found = []
-    for _ in range(turns):
+    counts = {}
+    for name, run in runs.items():
+        run()
         start = time.perf_counter()
-        for _ in range(count):
-            run()
-        found.append((time.perf_counter() - start) / count)
-    return min(found)
+        run()
+        counts[name] = max(1, int(least / max(time.perf_counter() - start, 1e-7)))
+    best = dict.fromkeys(runs, float("inf"))
+    for _ in range(turns):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            for _ in range(counts[name]):
+                run()
+            best[name] = min(best[name], (time.perf_counter() - start) / counts[name])
+    return best
 
 
 def this_cpu(dtype: str, measure: Callable[[str], dict[str, float]]) -> Hardware:
@@ -123,15 +130,21 @@ def model() -> str:
 
 def _figures() -> dict[str, object]:
     """Bandwidths, matrix products, exponentials and the cost of one operation."""
-    large = torch.ones(64 * MIB // 4)
+    large, tile, tiny = (torch.ones(n) for n in (64 * MIB // 4, 2 * MIB // 4, 4))
     copy = torch.empty_like(large)
-    tile = torch.ones(2 * MIB // 4)
-    tiny = torch.ones(4)
+    found = seconds_of(
+        {
+            "bandwidth": lambda: copy.copy_(large),
+            "passes": lambda: tile + tile,
+            "exps": tile.exp,
+            "launch": lambda: tiny + tiny,
+        }
+    )
     return {
-        "bandwidth": 2 * 64 * MIB / seconds_of(lambda: copy.copy_(large)),
-        "passes": 3 * 2 * MIB / seconds_of(lambda: tile + tile),
-        "exps": tile.numel() / seconds_of(tile.exp),
-        "launch": seconds_of(lambda: tiny + tiny),
+        "bandwidth": 2 * 64 * MIB / found["bandwidth"],
+        "passes": 3 * 2 * MIB / found["passes"],
+        "exps": tile.numel() / found["exps"],
+        "launch": found["launch"],
         "matmul": {str(dtype).removeprefix("torch."): _matmul_rate(dtype) for dtype in _DTYPES},
     }
 
@@ -139,7 +152,7 @@ def _figures() -> dict[str, object]:
 def _matmul_rate(dtype: torch.dtype) -> float:
     size = 768 if dtype in (torch.float32, torch.bfloat16) else 384
     a, b = (torch.ones(size, size, dtype=dtype) for _ in range(2))
-    return 2 * size**3 / seconds_of(lambda: a @ b, turns=3)
+    return 2 * size**3 / seconds_of({"matmul": lambda: a @ b}, turns=3)["matmul"]
 
 
 def _l2_bytes() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -65,9 +65,8 @@ class Declaration:
         steps: the work.
         rows, keys: the sides of the tiles it works in.
         traffic: bytes between slow and fast memory, by what they belong to.
-        extra_bytes: the most bytes held at once beyond arguments and results.
-        result_bytes: bytes of the results.
-        notes: facts that advice may quote, by name.
+        argument_bytes, result_bytes: bytes of what goes in and comes out.
+        extra_bytes: the most bytes held at once beyond these.
     """
 
     how: str
@@ -75,9 +74,9 @@ class Declaration:
     rows: int
     keys: int
     traffic: dict[str, float]
-    extra_bytes: int
+    argument_bytes: int
     result_bytes: int
-    notes: dict[str, float] = field(default_factory=dict)
+    extra_bytes: int
 
     @property
     def flops(self) -> float:

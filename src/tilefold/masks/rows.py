@@ -64,7 +64,7 @@ class Rows:
         return float(lengths.sum(dtype=torch.int64)) / (self.bounds.shape[0] * self.bounds.shape[1])
 
     def as_band(self, Lq: int, Lk: int) -> tuple[int | None, int | None] | None:
-        """`(lo, hi)` of the band that shows the same, None for an unbounded side; or None if there is none."""
+        """`(lo, hi)` of the band that shows the same, None for an unbounded side; None without one."""
         if self.count > 1 or Lq == 0 or bool((self.bounds != self.bounds[:1, :1]).any()):
             return None
         start, end = self.bounds[0, 0].long().unbind(-1)

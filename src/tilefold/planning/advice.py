@@ -1,4 +1,4 @@
-"""What is expensive about a call, and what its user could do: one function per piece of advice, in a table."""
+"""What is expensive about a call, and what its user could do: one function per piece of advice."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def _scattered(facts: Facts) -> str | None:
     if facts.tiles.share < 2 * visible + 0.05:
         return None
     return (
-        f"{facts.tiles.share:.0%} of the score matrix is visited although {visible:.1%} of it is visible: the "
-        "mask is scattered; tokens sorted so that visible ones stand together would skip tiles"
+        f"{facts.tiles.share:.0%} of the score matrix is visited although {visible:.1%} of it is visible: "
+        "the mask is scattered; tokens sorted so that visible ones stand together would skip tiles"
     )
 
 

@@ -57,7 +57,7 @@ def _table(device_type: str) -> dict[str, Any]:
 
 def shipped(arch: str) -> dict[str, Any]:
     """The library's table for an architecture; that of "gpu" where nobody has measured it."""
-    folder = resources.files(__package__) / "tables"
+    folder = resources.files("tilefold.planning") / "tables"
     file = folder / f"{arch}.json"
     return json.loads((file if file.is_file() else folder / "gpu.json").read_text())
 

@@ -14,8 +14,8 @@ from ..pieces import rows_per_block
 from ..programs import Pieces
 from ..programs import plan as plan_pieces
 from . import fold, fused
-from .bill import KEY_BLOCK, Bill
-from .calibrate import measure
+from .bill import Bill
+from .calibrate import KEY_BLOCK, measure
 
 __all__ = ["declare", "measure"]
 
@@ -63,7 +63,22 @@ def _declaration(
     bias: Bias | None = None,
 ) -> Declaration:
     results = _result_bytes(problem, backward, bias)
-    return Declaration(how, bill.steps(), rows, keys, dict(bill.traffic), bill.heap.peak, results)
+    p, size = problem, problem.dtype.itemsize
+    arguments = (p.batch * p.q_heads * p.q_length * p.head_dim) * size
+    arguments += p.batch * p.k_heads * p.k_length * (p.head_dim + p.v_head_dim) * size
+    arguments += 0 if bias is None else bias.elements * bias.dtype.itemsize
+    # The backward reads the results of the forward and their gradient as well.
+    arguments += 2 * _result_bytes(problem, False, None) if backward else 0
+    return Declaration(
+        how=how,
+        steps=bill.steps(),
+        rows=rows,
+        keys=keys,
+        traffic=dict(bill.traffic),
+        argument_bytes=arguments,
+        result_bytes=results,
+        extra_bytes=bill.heap.peak,
+    )
 
 
 def _result_bytes(p: Problem, backward: bool, bias: Bias | None) -> int:

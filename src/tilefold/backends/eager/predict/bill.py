@@ -10,10 +10,7 @@ from tilefold.cost.memory import Heap
 from tilefold.cost.steps import Step
 
 from ..pieces import rows_per_block
-from .calibrate import class_of
-
-#: Keys that PyTorch's kernel takes at once.
-KEY_BLOCK = 512
+from .calibrate import KEY_BLOCK, at_size, class_of
 
 
 class Bill:
@@ -53,6 +50,13 @@ class Bill:
             self._exps[rate] += exps
             self._ops[rate] += ops
 
+    def add_sized(self, label: str, dim: int, units: float, **work: float) -> None:
+        """`add` for a rate that was measured at some head sizes."""
+        for size, weight in at_size(dim).items():
+            self.add(f"{label}, D {size}", weight * units, **work)
+            # The work counts once, whatever sizes its time is made up of.
+            work = {}
+
     def steps(self) -> tuple[Step, ...]:
         """Everything so far."""
         return tuple(
@@ -61,34 +65,47 @@ class Bill:
         )
 
     def kernel(
-        self, direction: str, kind: str, pairs: int, rows: int, keys: int, dim: int, size: int, times: int = 1
+        self,
+        direction: str,
+        kind: str,
+        pairs: int,
+        rows: int,
+        keys: int,
+        dim: int,
+        size: int,
+        times: int = 1,
+        group: int = 1,
     ) -> None:
-        """`times` calls of PyTorch's kernel on `rows x keys` for `pairs` of a batch element and a head.
+        """`times` calls of PyTorch's kernel on `rows x keys` for `pairs` of a batch element and a query head,
+        `group` of which share their keys.
 
         The forward shares blocks of rows among the threads, in runs of equal length; the backward shares
-        pairs, or the inside of its products where there is only one.
+        key heads, or the inside of its products where there is only one.
         """
-        costs = _blocks(kind, rows, keys)
-        elements = float(sum(costs))
+        reach = _reach(kind, rows, keys)
+        costs, squares = _blocks(rows, reach), [-(-r // KEY_BLOCK) for r in reach]
+        elements, name = float(sum(costs)), direction
         if direction == "forward":
-            units, name = _busiest(pairs, costs, self.threads), "kernel forward"
-        elif pairs < self.threads:
-            units, name = pairs * elements, "kernel backward alone"
+            units, blocks = (_busiest(pairs, x, self.threads) for x in (costs, squares))
         else:
-            units, name = -(-pairs // self.threads) * elements, "kernel backward"
+            alone = pairs // group < self.threads
+            busy = pairs if alone else -(-pairs // group // self.threads) * group
+            units, blocks = busy * elements, float(busy * sum(squares))
+            name = "backward alone" if alone else direction
         label = f"{name}, {class_of(rows)} rows"
+        self.add_sized(f"kernel block {label}", dim, times * blocks)
         products = 2 if direction == "forward" else 5
         work = times * pairs * elements
-        self.add(
-            label,
+        self.add_sized(
+            f"kernel {label}",
+            dim,
             times * units,
             flops=2.0 * products * work * dim,
             passes=4.0 * work * (4 if direction == "forward" else 8),
             exps=work,
             ops=times,
         )
-        self.add(f"{label}, per D", times * units * dim)
-        self._count_traffic(direction, times * pairs, rows, sum(_reach(kind, rows, keys)), dim, size)
+        self._count_traffic(direction, times * pairs, rows, sum(reach), dim, size)
         if kind in ("band", "table"):
             self.add(f"kernel mask {direction}", times * _shared(pairs, rows * keys, self.threads))
 
@@ -114,10 +131,10 @@ def _reach(kind: str, rows: int, keys: int) -> list[int]:
     return [min(-(-min((m + 1) * height, keys) // KEY_BLOCK) * KEY_BLOCK, keys) for m in range(count)]
 
 
-def _blocks(kind: str, rows: int, keys: int) -> list[int]:
-    """Elements that each block of rows visits."""
+def _blocks(rows: int, reach: list[int]) -> list[int]:
+    """Elements that each block of rows visits, whose keys are counted in `reach`."""
     height = rows_per_block(rows)
-    return [min(height, rows - m * height) * reach for m, reach in enumerate(_reach(kind, rows, keys))]
+    return [min(height, rows - m * height) * keys for m, keys in enumerate(reach)]
 
 
 def _busiest(pairs: int, costs: list[int], threads: int) -> float:

@@ -31,7 +31,6 @@ _OPS = {
     "dropout": (160, 165),
     "mask": (8, 9),
 }
-_TRANSCENDENTAL = {"": 1, "softcap": 1}
 #: Bytes per element that the dropout generator holds at once: four 64-bit words per four elements, and as
 #: many in the making.
 _PHILOX = 24
@@ -70,23 +69,30 @@ def declare(problem: Problem, form: Any, backward: bool, bias: Bias | None) -> B
     flops = (6.0 * problem.head_dim + 4.0 * problem.v_head_dim) if backward else 4.0 * dims
     index = int(backward)
 
-    def add(rate: str, option: str, units: float, flops: float = 0.0, exps: float = 0.0) -> None:
-        passes = _PASSES[option][index] * units * size
-        bill.add(rate, units, flops=flops, passes=passes, exps=exps, ops=_OPS[option][index] * tiles)
+    def costs(option: str, units: float) -> dict[str, float]:
+        special = 1 if option in ("", "softcap") else 0
+        return {
+            "passes": _PASSES[option][index] * units * size,
+            "exps": special * units,
+            "ops": _OPS[option][index] * tiles,
+        }
 
-    add(f"fold {direction}", "", work, flops * work, work)
-    bill.add(f"fold {direction}, per D", work * dims)
+    bill.add_sized(f"fold {direction}", round(dims), work, flops=flops * work, **costs("", work))
     if mixed:
-        add(f"fold mask {direction}", "mask", float(pairs * mixed))
+        masked = float(pairs * mixed)
+        bill.add(f"fold mask {direction}", masked, **costs("mask", masked))
     for option in problem.options:
-        if option == "bias" and bias is not None and bias.full[1] == 1:
-            add(f"fold shared bias {direction}", option, work)
-        elif option == "bias" and bias is not None and bias.gradient:
-            add(f"fold bias gradient {direction}", option, work)
-        elif option != "sink":
-            add(f"fold {option} {direction}", option, work, exps=work * _TRANSCENDENTAL.get(option, 0))
+        if option != "sink":
+            bill.add(f"fold {_named(option, bias)} {direction}", work, **costs(option, work))
     (_Backward if backward else _Forward)(problem, bill.heap, bias).play(mixed > 0)
     return bill
+
+
+def _named(option: str, bias: Bias | None) -> str:
+    """An option as the rates call it."""
+    if option == "bias" and bias is not None:
+        return "shared bias" if bias.full[1] == 1 else "bias gradient" if bias.gradient else "bias"
+    return option
 
 
 class _Forward:
@@ -202,9 +208,9 @@ class _Backward(_Forward):
         p, heap = self.problem, self.heap
         sums = p.batch * (p.q_heads * p.q_length + p.k_heads * p.k_length) * p.head_dim
         sums += p.batch * p.k_heads * p.k_length * p.v_head_dim
-        # Sums in the dtype of the results are the results.
-        narrow = self.problem.dtype.itemsize if self.casts else self.size
-        self.sums(sums, narrow)
+        wide, narrow = self.sums(sums)
+        # Results are made at the end, beside the sums; sums in their dtype are the results.
+        heap.hold("sums", wide - narrow)
         heap.hold("do", self.row * p.v_head_dim * (2 if self.casts else 1))
         heap.hold("selected", self.elements if masked else 0)
         self.raw()
@@ -218,20 +224,25 @@ class _Backward(_Forward):
         heap.free("exp")
         if "dropout" in self.options:
             self.dropout("weights")
-        self.products()
+        self.products(masked)
         self.softmax()
         self.inputs()
+        heap.free("raw", "p", "dp", "ds", "sums")
+        heap.hold("sums", wide)
 
-    def sums(self, elements: int, narrow: int) -> None:
-        """The gradients' sums, of which the results take the place at the end."""
-        wide = elements * (self.size - narrow)
+    def sums(self, elements: int) -> tuple[int, int]:
+        """Bytes of the gradients' sums, and of the results that are not the sums themselves."""
+        wide, narrow = elements * self.size, elements * self.problem.dtype.itemsize
         if self.bias is not None and self.bias.gradient:
-            wide += self.bias.elements * (self.size - self.bias.dtype.itemsize)
-        self.heap.hold("sums", wide)
+            wide += self.bias.elements * self.size
+            narrow += self.bias.elements * self.bias.dtype.itemsize
+        return (wide, narrow) if self.casts else (0, 0)
 
-    def products(self) -> None:
-        """dV and dP."""
+    def products(self, masked: bool) -> None:
+        """dV and dP; a group of query heads under one another is a copy."""
         p, heap = self.problem, self.heap
+        if p.group > 1:
+            heap.hold("packed", self.tile + (self.elements if masked else 0))
         with heap.holding(dv=p.batch * p.k_heads * self.keys * p.v_head_dim * self.size):
             pass
         heap.hold("dp", self.tile)
@@ -249,7 +260,7 @@ class _Backward(_Forward):
         heap.hold("ds", self.tile)
         heap.free("product")
         if "alibi" in self.options:
-            with heap.holding(distance=16 * self.rows * self.keys, product=self.tile):
+            with heap.holding(distance=8 * self.rows * self.keys, product=self.tile):
                 pass
         if "softcap" in self.options:
             heap.hold("one", self.tile)

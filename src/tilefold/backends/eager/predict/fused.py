@@ -11,7 +11,8 @@ from ..pieces import rows_per_block
 from ..programs import Group, Pieces, Program
 from ..rects import Rect
 from ..views import BATCH_BYTES, batches, parts
-from .bill import KEY_BLOCK, Bill
+from .bill import Bill
+from .calibrate import KEY_BLOCK
 
 #: Operations of one rectangle that the host issues, forward and backward.
 _OPS = {"forward": 8, "backward": 24}
@@ -70,7 +71,15 @@ def backward(problem: Problem, pieces: Pieces, empty_rows: bool) -> Bill:
     if pieces.single is not None:
         bill.add("kernel call backward", 1)
         bill.kernel(
-            "backward", pieces.single, sizes.B * sizes.Hq, sizes.Lq, sizes.Lk, sizes.width, sizes.size
+            "backward",
+            pieces.single,
+            sizes.B * sizes.Hq,
+            sizes.Lq,
+            sizes.Lk,
+            sizes.width,
+            sizes.size,
+            1,
+            sizes.Hq // sizes.Hk,
         )
         with bill.heap.holding(copied=sizes.q * sizes.size):
             _scratch(bill, sizes, sizes.Lq, gradients=True)
@@ -162,7 +171,7 @@ def _rect_forward(bill: Bill, sizes: _Sizes, group: Group, rect: Rect) -> None:
 def _gather_forward(bill: Bill, sizes: _Sizes, group: Group, gather: Any) -> None:
     heads, k_heads = group.h1 - group.h0, group.k1 - group.k0
     rows, width = gather.rows.shape[1], gather.keys.shape[1]
-    for n, spans, times in _gathered(sizes, group, gather):
+    for n, spans, times in _gathered(sizes, group, gather, 1):
         moved = n * (2 * heads * rows + 2 * k_heads * width) * sizes.width * sizes.size
         kind = "table" if spans else "full"
         bill.kernel("forward", kind, n * heads, rows, width, sizes.width, sizes.size, times)
@@ -180,10 +189,12 @@ def _gather_forward(bill: Bill, sizes: _Sizes, group: Group, gather: Any) -> Non
     bill.heap.free("gathered", "mask", "part")
 
 
-def _gathered(sizes: _Sizes, group: Group, gather: Any) -> Iterator[tuple[int, int, int]]:
-    """`(stripes, hidden spans, times)` of the batches of a gather, as `views.gathered_batches` makes them."""
+def _gathered(sizes: _Sizes, group: Group, gather: Any, copies: int) -> Iterator[tuple[int, int, int]]:
+    """`(stripes, hidden spans, times)` of the batches of a gather, as `views.gathered_batches` makes them for
+    so many copies of keys and values.
+    """
     count, width = gather.keys.shape
-    per_key = (group.k1 - group.k0) * sizes.width * sizes.size
+    per_key = copies * (group.k1 - group.k0) * sizes.width * sizes.size
     per = min(count, max(1, BATCH_BYTES // (2 * width * per_key)))
     B = group.b1 - group.b0
     for first in range(0, count, per):
@@ -265,7 +276,17 @@ def _rect_backward(bill: Bill, sizes: _Sizes, group: Group, rect: Rect, shared: 
         stripes = n if B == 1 else B
         pairs = stripes * heads
         rows, keys = pairs * rect.rows * sizes.width, 2 * stripes * k_heads * rect.keys * sizes.width
-        bill.kernel("backward", rect.kind, pairs, rect.rows, rect.keys, sizes.width, sizes.size, times)
+        bill.kernel(
+            "backward",
+            rect.kind,
+            pairs,
+            rect.rows,
+            rect.keys,
+            sizes.width,
+            sizes.size,
+            times,
+            heads // k_heads,
+        )
         bill.add("rectangle backward", times, ops=times * _OPS["backward"])
         stored = program.grad_keys[0] and not shared
         bill.add(
@@ -284,10 +305,12 @@ def _rect_backward(bill: Bill, sizes: _Sizes, group: Group, rect: Rect, shared: 
 def _gather_backward(bill: Bill, sizes: _Sizes, group: Group, gather: Any) -> None:
     heads, k_heads = group.h1 - group.h0, group.k1 - group.k0
     rows, width = gather.rows.shape[1], gather.keys.shape[1]
-    for n, spans, times in _gathered(sizes, group, gather):
+    for n, spans, times in _gathered(sizes, group, gather, 2):
         queries, keys = n * heads * rows * sizes.width, n * k_heads * width * sizes.width
         kind = "table" if spans else "full"
-        bill.kernel("backward", kind, n * heads, rows, width, sizes.width, sizes.size, times)
+        bill.kernel(
+            "backward", kind, n * heads, rows, width, sizes.width, sizes.size, times, heads // k_heads
+        )
         bill.add("rectangle backward", 2 * times, ops=2 * times * _OPS["backward"])
         bill.add("gather", times * (4 * queries + 2 * keys) * sizes.size)
         bill.add("scatter", times * 2 * keys)

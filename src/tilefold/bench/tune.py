@@ -1,0 +1,134 @@
+"""Tuning: the sizes of the tables in `planning/tables`, tried on named cases of this machine.
+
+Every candidate passes the gate before it is timed: a tile size that gives wrong numbers is an error, not a
+slow candidate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from tilefold.cost import measure
+from tilefold.errors import ArgumentError
+from tilefold.planning import tuned
+
+from .cases import CASES, BenchCase, build_sets, short
+from .contestants import CONTESTANTS, OURS
+from .gate import check
+from .run import runs_of
+from .timing import Run, clock_for, take_turns
+
+#: Per device kind, cases that run in the tiled fold and not in PyTorch's fused kernels.
+PRACTICE = {
+    "cpu": ("softcap-2k", "alibi-2k", "bias-2k", "dropout-2k"),
+    "cuda": ("cuda-causal-4k-d128", "cuda-full-1k-d64", "cuda-window-16k"),
+}
+#: Candidates for `fold_tile_elements`.
+CANDIDATES = {
+    "cpu": tuple(1 << n for n in range(16, 24)),
+    "cuda": tuple(1 << n for n in range(20, 27)),
+}
+KEY = "fold_tile_elements"
+
+
+@dataclass
+class Tuning:
+    """What tuning found.
+
+    Attributes:
+        architecture: name of the table.
+        before: the value that was in force.
+        best: the fastest candidate.
+        seconds: median seconds of a step (forward and backward), by case and candidate.
+        path: where the table was written; "" if it was not.
+    """
+
+    architecture: str
+    before: int
+    best: int = 0
+    seconds: dict[str, dict[int, float]] = field(default_factory=dict)
+    path: str = ""
+
+    def relative(self, candidate: int) -> float:
+        """Geometric mean over the cases of a candidate's time over the best one's of that case."""
+        ratios = [times[candidate] / min(times.values()) for times in self.seconds.values()]
+        return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        tried = {str(c): self.relative(c) for c in next(iter(self.seconds.values()), {})}
+        return {
+            "architecture": self.architecture,
+            KEY: self.best,
+            "before": self.before,
+            "relative": tried,
+            "seconds": {case: {str(c): s for c, s in times.items()} for case, times in self.seconds.items()},
+            "path": self.path,
+        }
+
+
+def tune(
+    device: str = "cpu",
+    seconds: float = 4.0,
+    progress: Callable[[str, int, int], None] = lambda case, done, total: None,
+    write: bool = True,
+    candidates: Sequence[int] = (),
+    cases: Sequence[BenchCase] = (),
+) -> Tuning:
+    """Measures this machine anew and picks the fold's tiles.
+
+    Args:
+        device: "cpu", "cuda" or "cuda:N".
+        seconds: for the turns of one case, all candidates together.
+        progress: `(case, cases done, cases in all)`, called before each case.
+        write: keep what was found in the user's table, which every later process reads.
+        candidates, cases: instead of those of the device kind.
+
+    Raises:
+        ArgumentError: a device kind without cases, or a candidate that gives wrong numbers.
+    """
+    kind = torch.device(device).type
+    if kind not in PRACTICE:
+        raise ArgumentError(f"device: expected cpu or cuda, got {device!r}")
+    found = Tuning(tuned.architecture(device), tuned.look_up(KEY, kind))
+    chosen = list(cases) or [CASES[name] for name in PRACTICE[kind]]
+    for done, case in enumerate(chosen):
+        progress(case.name, done, len(chosen))
+        found.seconds[case.name] = _times(case, candidates or CANDIDATES[kind], device, seconds)
+    found.best = min(next(iter(found.seconds.values())), key=found.relative)
+    if write:
+        # What was measured with other tiles no longer holds.
+        measure.forget()
+        path = tuned.keep(found.architecture, {KEY: found.best})
+        found.path = str(path) if path is not None else ""
+    return found
+
+
+def _times(case: BenchCase, candidates: Sequence[int], device: str, seconds: float) -> dict[int, float]:
+    """Median seconds of a step with every candidate."""
+    ours = CONTESTANTS[OURS]
+    calls = build_sets(case, device, 1)
+    runs: dict[str, list[Run]] = {}
+    for candidate in candidates:
+        with tuned.trying(KEY, candidate):
+            finding = check(short(case), [ours], device, case.backward)[OURS]
+        if finding.status != "ok":
+            raise ArgumentError(
+                f"{KEY}: expected a size that gives right numbers, got {candidate} in {case.name}: "
+                f"{'; '.join(finding.reasons)}"
+            )
+        step = runs_of(ours.prepare(case, calls[0]), calls, case, case.backward)[0]
+        runs[str(candidate)] = [partial(_with_tiles, candidate, step)]
+    timings = take_turns(runs, seconds, rounds=3, clock=clock_for(device))
+    return {int(candidate): timing.median for candidate, timing in timings.items()}
+
+
+def _with_tiles(candidate: int, step: Run) -> Any:
+    with tuned.trying(KEY, candidate):
+        return step()
