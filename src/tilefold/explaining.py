@@ -96,6 +96,7 @@ def _explained(
 ) -> Explanation:
     """The explanation of a checked call."""
     from .planning.explain import Question, explain, machine_of
+    from .planning.tuned import assuming
 
     q, k, v = call.q, call.k, call.v
     hardware = machine_of(machine, device, q.dtype, ops.load)
@@ -113,21 +114,20 @@ def _explained(
         mask = mask.build(B, Hq, Lq, Lk, lies)
     spec, tensors = mask.spec()
     form = masks.lower(spec, tensors, B, Hq, Lq, Lk, lies, validate=call.validate)
-    return explain(
-        Question(
-            problem=problem,
-            form=form,
-            mask="none" if call.mask is None else repr(call.mask),
-            plan=ops.plan_of(problem, form, bool(tensors)),
-            machine=hardware,
-            q=q,
-            k=k,
-            v=v,
-            bias=call.bias,
-            bias_kind=_bias(call, used),
-        ),
-        ops.load,
+    question = Question(
+        problem=problem,
+        form=form,
+        mask="none" if call.mask is None else repr(call.mask),
+        plan=ops.plan_of(problem, form, bool(tensors)),
+        machine=hardware,
+        q=q,
+        k=k,
+        v=v,
+        bias=call.bias,
+        bias_kind=_bias(call, used),
     )
+    with assuming(None if machine is None else hardware.architecture):
+        return explain(question, ops.load)
 
 
 def _bias(call: Arguments, used: tuple[str, ...]) -> Bias | None:

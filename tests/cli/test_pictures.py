@@ -17,6 +17,7 @@ from rich.segment import Segment
 
 from tilefold import masks
 from tilefold.cost.estimate import Estimate
+from tilefold.cost.units import flops, percent, seconds, size
 from tilefold.demo.probe import peak_bytes
 from tilefold.errors import ArgumentError, MaskError, TilefoldError
 from tilefold.pictures import grid, png
@@ -24,7 +25,6 @@ from tilefold.pictures.explanation import picture
 from tilefold.pictures.grid import EMPTY, FULL, PARTIAL, Size, survey
 from tilefold.pictures.mask import MaskPicture, pixel
 from tilefold.pictures.palette import NOTHING, RAMP, STATES, code, ramp
-from tilefold.pictures.units import flops, percent, seconds, size
 from tilefold.planning.explanation import Explanation, TileCount
 from tilefold.planning.plan import Plan
 from tilefold.testing import inputs
@@ -231,6 +231,7 @@ def explanation(**changes: object) -> Explanation:
         "tiles": TileCount(64, 64, 4096, 300, 236, 64, 0.0712),
         "forward": forward,
         "backward": backward,
+        "lse_bytes": 12,
         "advice": ("The bias is read once per query head: " + "say it as a mask " * 6, "And more."),
     }
     return Explanation(**(fields | changes))  # pyright: ignore[reportArgumentType]
@@ -251,11 +252,11 @@ def test_an_explanation_fits_its_console_and_says_everything(width: int) -> None
         "memory alone 200 µs",
         "vector alone 2.50 s",
         "FLOPs 4.50 TFLOP 9.00 PFLOP",
-        "bytes moved 3.00 GiB 8.00 GiB",
-        "of dq 2.00 GiB",
-        "of q 2.00 MiB 1.00 GiB",
-        "extra memory 1.00 MiB 0 B",
-        "results 64.0 MiB 5 B",
+        "bytes moved 3.22 GB 8.59 GB",
+        "of dq 2.15 GB",
+        "of q 2.10 MB 1.07 GB",
+        "extra memory 1.05 MB 0 B",
+        "results 67.1 MB 5 B",
         "█ 236 full ▒ 64 partial ░ 3,796 skipped",
         "hopper not part of this version",
         "no CUDA device",
@@ -284,8 +285,8 @@ def test_the_bar_shows_every_state_that_there_is() -> None:
 
 
 def test_quantities_have_three_digits_and_a_unit() -> None:
-    assert [size(x) for x in (0, 1023, 1024, 10 * 1024, 999.96 * 2**20, 2**40)] == [
-        "0 B", "1023 B", "1.00 KiB", "10.0 KiB", "1000 MiB", "1.00 TiB",
+    assert [size(x) for x in (0, 999, 1000, 10_000, 999.4e6, 1e12)] == [
+        "0 B", "999 B", "1.00 kB", "10.0 kB", "999 MB", "1.00 TB",
     ]  # fmt: skip
     assert [flops(x) for x in (7, 999.9e3, 1e18)] == ["7 FLOP", "1.00 MFLOP", "1.00 EFLOP"]
     assert [seconds(x) for x in (0.0, 1.5e-9, 0.25, 0.9999, 75.3)] == [

@@ -40,14 +40,20 @@ def command(
     bias: Annotated[
         str | None, typer.Option(metavar="SHAPE", help="With a bias of this shape, such as 1x1x4096x4096.")
     ] = None,
+    bias_gradient: Annotated[
+        bool, typer.Option("--bias-gradient", help="The bias wants a gradient.")
+    ] = False,
     sink: Annotated[bool, typer.Option("--sink", help="With a sink, one logit per query head.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the explanation as JSON.")] = False,
 ) -> None:
     """Explain a call: the plan, everybody's reasons, FLOPs, bytes, predicted time and memory."""
     import tilefold
+    from tilefold.errors import ArgumentError
 
     from . import expression
 
+    if bias_gradient and bias is None:
+        raise ArgumentError("bias_gradient: expected --bias SHAPE beside it, got none")
     question = Question(expression.shapes(shapes), expression.dtype(dtype), _device(device, machine), backend)
     # The first question about a CPU measures it, which takes a while.
     with Console(stderr=True).status("Looking up the figures of this machine"):
@@ -58,7 +64,7 @@ def command(
             dropout_p=dropout,
             backend=backend,
             machine=machine,
-            **question.tensors(bias, sink, alibi),
+            **question.tensors(bias, bias_gradient, sink, alibi),
         )
     if mask is not None:
         # As it was typed: tensors do not write their values.
@@ -117,7 +123,7 @@ class Question:
             B, Hq, Hk, Lq, Lk, D, Dv, self.dtype, self.device, options=options, backend=self.backend
         )
 
-    def tensors(self, bias: str | None, sink: bool, alibi: bool) -> dict[str, Any]:
+    def tensors(self, bias: str | None, bias_gradient: bool, sink: bool, alibi: bool) -> dict[str, Any]:
         """The tensors of the score options in use, without memory.
 
         Raises:
@@ -135,7 +141,7 @@ class Question:
             shape = expression.sizes(bias)
             if shape is None:
                 raise ShapeError(f"bias: expected positive sizes such as 1x1x4096x4096, got {bias!r}")
-            found["bias"] = torch.empty(shape, dtype=self.dtype, device="meta")
+            found["bias"] = torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=bias_gradient)
         for name, wanted in (("sink", sink), ("alibi_slopes", alibi)):
             if wanted:
                 found[name] = torch.empty(heads, dtype=self.dtype, device="meta")

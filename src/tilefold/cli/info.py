@@ -137,7 +137,7 @@ def _described(device: dict[str, Any]) -> str:
     """One line about a device."""
     if device["kind"] == "cpu":
         return f"{device['name']}, {device['threads']} threads, {device['capability']}"
-    from tilefold.pictures.units import size
+    from tilefold.cost.units import size
 
     return f"{device['name']}, {size(device['memory'])}, compute capability {device['capability']}"
 

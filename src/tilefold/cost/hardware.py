@@ -24,6 +24,7 @@ class Hardware:
     Attributes:
         name: how users call it.
         device: PyTorch's device kind, "cuda" (ROCm too) or "cpu".
+        architecture: which table of tuned sizes it has, such as "sm90" or "cpu".
         bandwidth: bytes per second between slow and fast memory.
         matmul: FLOP/s of matrix products, by dtype ("bfloat16", "float32", ...).
         exps: exponentials per second.
@@ -38,6 +39,7 @@ class Hardware:
 
     name: str
     device: str
+    architecture: str
     bandwidth: float
     matmul: Mapping[str, float]
     exps: float
@@ -69,17 +71,23 @@ class Sheet(NamedTuple):
 
 #: Special functions per clock and core: 16 on every architecture of the table.
 _EXPS = 16
-_LAUNCH = 5e-6
-_LAUNCH_SOURCE = "the usual host time of one small PyTorch operation on a GPU, 4 to 7 us"
+_LAUNCH = 7e-6
+_LAUNCH_SOURCE = "host time of a sum of four numbers, measured beside an H200 with PyTorch 2.11"
+#: Share of the bandwidth that elementwise operations reach.
+_ACHIEVED = 0.8
 _CUDA_GUIDE = "CUDA C++ Programming Guide, table of technical specifications per compute capability"
 
 
 def _gpu(
-    name: str, source: str, sheet: Sheet, *, fast_kib: int, cache: float, fast_source: str = _CUDA_GUIDE
+    name: str,
+    architecture: str,
+    source: str,
+    sheet: Sheet,
+    *,
+    fast_kib: int,
+    fast_source: str = _CUDA_GUIDE,
 ) -> Hardware:
-    """A GPU from its data sheet, with KiB of fast memory per core, and how many times as fast as slow memory
-    its last-level cache is taken to be.
-    """
+    """A GPU from its data sheet, with KiB of fast memory per core."""
     matmul = dict.fromkeys(("bfloat16", "float16"), sheet.half * TERA)
     matmul |= {"float32": sheet.fp32 * TERA, "float64": sheet.fp64 * TERA}
     if sheet.fp8 is not None:
@@ -87,10 +95,11 @@ def _gpu(
     return Hardware(
         name,
         "cuda",
+        architecture,
         bandwidth=sheet.bandwidth * TERA,
         matmul=matmul,
         exps=sheet.cores * _EXPS * sheet.clock * 1e9,
-        passes=sheet.bandwidth * TERA * cache,
+        passes=sheet.bandwidth * TERA * _ACHIEVED,
         launch=_LAUNCH,
         fast_bytes=fast_kib * KIB,
         cores=sheet.cores,
@@ -99,7 +108,7 @@ def _gpu(
             **dict.fromkeys(("bandwidth", "cores", "memory_bytes"), source),
             "matmul": f"{source}; dense peaks, float32 without TF32",
             "exps": f"{source} (cores, boost clock) and {_EXPS} special functions per clock and core",
-            "passes": f"assumed: {cache:g} times the bandwidth, since a tile stays in the last-level cache",
+            "passes": f"{_ACHIEVED:g} times the bandwidth, as sums of 16 to 64 MB reach on an H200",
             "launch": _LAUNCH_SOURCE,
             "fast_bytes": fast_source,
         },
@@ -109,59 +118,59 @@ def _gpu(
 _ALL = (
     _gpu(
         "H200",
+        "sm90",
         "NVIDIA H200 Tensor Core GPU data sheet (SXM)",
         Sheet(bandwidth=4.8, half=989.4, fp8=1978.9, fp32=66.9, fp64=33.5, clock=1.83, cores=132, memory=141),
         fast_kib=227,
-        cache=2.0,
     ),
     _gpu(
         "H100",
+        "sm90",
         "NVIDIA H100 Tensor Core GPU data sheet (SXM5)",
         Sheet(bandwidth=3.35, half=989.4, fp8=1978.9, fp32=66.9, fp64=33.5, clock=1.83, cores=132, memory=80),
         fast_kib=227,
-        cache=2.0,
     ),
     _gpu(
         "A100",
+        "sm80",
         "NVIDIA A100 Tensor Core GPU data sheet (80 GB SXM)",
         Sheet(bandwidth=2.039, half=312.0, fp8=None, fp32=19.5, fp64=9.7, clock=1.41, cores=108, memory=80),
         fast_kib=163,
-        cache=2.0,
     ),
     _gpu(
         "L40S",
+        "sm89",
         "NVIDIA L40S data sheet",
         Sheet(
             bandwidth=0.864, half=362.05, fp8=733.0, fp32=91.6, fp64=1.43, clock=2.52, cores=142, memory=48
         ),
         fast_kib=99,
-        cache=3.0,
     ),
     _gpu(
         "RTX 4090",
+        "sm89",
         "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090 (float32 accumulation)",
         Sheet(bandwidth=1.008, half=165.2, fp8=330.3, fp32=82.6, fp64=1.29, clock=2.52, cores=128, memory=24),
         fast_kib=99,
-        cache=3.0,
     ),
     _gpu(
         "MI300X",
+        "gfx942",
         "AMD Instinct MI300X data sheet",
         Sheet(
             bandwidth=5.3, half=1307.4, fp8=2614.9, fp32=163.4, fp64=163.4, clock=2.1, cores=304, memory=192
         ),
         fast_kib=64,
-        cache=2.0,
         fast_source="AMD CDNA 3 architecture white paper (local data share)",
     ),
     _gpu(
         "B200",
+        "sm100",
         "NVIDIA Blackwell data sheet (HGX B200, one GPU)",
         Sheet(
             bandwidth=8.0, half=2250.0, fp8=4500.0, fp32=75.0, fp64=37.0, clock=1.965, cores=148, memory=180
         ),
         fast_kib=227,
-        cache=2.0,
     ),
 )
 

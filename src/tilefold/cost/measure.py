@@ -82,6 +82,7 @@ def _this_cpu(name: str, folder: str, dtype: str, measure: Callable[[str], dict[
     return Hardware(
         name="this CPU",
         device="cpu",
+        architecture="cpu",
         bandwidth=figures["bandwidth"],
         matmul=figures["matmul"],
         exps=figures["exps"],

@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tilefold.cost.estimate import Estimate
+from tilefold.cost.units import flops, percent, seconds, size
 from tilefold.planning.explanation import Explanation, TileCount
 
 from .grid import EMPTY, FULL, PARTIAL
 from .palette import STATES, code
-from .units import flops, percent, seconds, size
 
 _BAR = 48
 # Tensors in the list of traffic: those that move the most.

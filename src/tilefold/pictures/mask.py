@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from tilefold.cost.units import percent, size
+
 from .grid import EMPTY, FULL, PARTIAL, Survey
 from .palette import NAMES, STATES, Colour, blend, code, ramp
-from .units import percent, size
 
 # Pixels along a side at most, and at least while elements are that few.
 _MOST = 64

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
+from tilefold.cost.units import percent, size
 from tilefold.errors import ArgumentError, TilefoldError
 
 from .grid import EMPTY, FULL, PARTIAL, Survey
 from .palette import NAMES, NOTHING, RAMP, STATES, Colour
-from .units import percent, size
 
 # Pixels along a side of the element picture at most, and tiles along a side with lines between them.
 _MOST = 1024

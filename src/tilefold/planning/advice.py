@@ -10,25 +10,32 @@ import torch
 from torch import Tensor
 
 from tilefold.cost.estimate import Estimate
+from tilefold.cost.units import seconds as time_text
+from tilefold.cost.units import size
 
-from .explanation import TileCount, bytes_text, seconds_text
+from .explanation import TileCount
 
 if TYPE_CHECKING:
     from .explain import Question
 
 #: Places of a tensor that are compared before it is called the same for all heads.
 _SAMPLES = 1024
+#: The smallest tiles that any backend skips.
+_SQUARE = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Facts:
-    """What advice may look at. `without(option)` gives seconds forward and backward without one option."""
+    """What advice may look at. `without(option)` gives seconds forward and backward without one option,
+    `touched(side)` the share of the elements that lie in square tiles in which something is visible.
+    """
 
     question: Question
     tiles: TileCount
     forward: Estimate
     backward: Estimate
     without: Callable[[str], tuple[float, float]]
+    touched: Callable[[int], float]
 
     @property
     def seconds(self) -> float:
@@ -49,10 +56,11 @@ def _bias(facts: Facts) -> str | None:
     moved, total = facts.forward.traffic.get("bias", 0.0), facts.forward.bytes
     if moved <= 0.5 * total or moved < 1 << 20:
         return None
-    text = f"the bias is {bytes_text(moved)} of the {bytes_text(total)} moved forward"
+    text = f"the bias is {size(moved)} of the {size(total)} moved forward"
     same = _broadcastable(facts.question.bias)
     if same:
-        text += f"; it is broadcastable over {' and '.join(same)}: pass it with a size of 1 there"
+        text += f"; it is broadcastable over {' and '.join(same)} in all {_SAMPLES:,} places compared: "
+        text += "pass it with a size of 1 there"
     return text
 
 
@@ -86,21 +94,24 @@ def _options(facts: Facts) -> str | None:
     if best is None:
         return None
     seconds, option = best
-    text = f"{option} costs most: without it {seconds_text(seconds)} instead of {seconds_text(facts.seconds)}"
+    text = f"{option} costs most: without it {time_text(seconds)} instead of {time_text(facts.seconds)}"
     return f"{text}, forward and backward"
 
 
 def _scattered(facts: Facts) -> str | None:
-    """Tiles that hold few visible elements."""
+    """Visible elements spread over far more tiles than they would fill, however small the tiles."""
     p, form = facts.question.problem, facts.question.form
     if p.is_empty:
         return None
     visible = form.visible_count(p.q_length, p.k_length) / (p.q_length * p.k_length)
     if facts.tiles.share < 2 * visible + 0.05:
         return None
+    touched = facts.touched(_SQUARE)
+    if touched < 2 * visible + 0.05:
+        return None
     return (
-        f"{facts.tiles.share:.0%} of the score matrix is visited although {visible:.1%} of it is visible: "
-        "the mask is scattered; tokens sorted so that visible ones stand together would skip tiles"
+        f"the mask shows {visible:.1%} of the score matrix, scattered over {touched:.0%} of its {_SQUARE} x "
+        f"{_SQUARE} squares: tokens sorted so that visible ones stand together would skip tiles"
     )
 
 
@@ -120,12 +131,11 @@ def _plain_masks(facts: Facts) -> str | None:
 
 def _overhead(facts: Facts) -> str | None:
     """A call that is too small to be worth its overhead."""
-    if facts.forward.wall != "overhead":
+    if facts.forward.wall != "overhead" or facts.question.problem.device != "cpu":
         return None
-    share = facts.forward.shares["overhead"] / max(facts.forward.seconds, 1e-12)
+    share = min(facts.forward.shares["overhead"] / max(facts.forward.seconds, 1e-12), 1.0)
     return (
-        f"the call is bound by the host, which takes {min(share, 1.0):.0%} of its time: larger batches, "
-        "torch.compile or CUDA graphs would help"
+        f"the host takes {share:.0%} of the time: more batch elements or heads per call cost next to nothing"
     )
 
 

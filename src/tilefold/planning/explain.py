@@ -96,7 +96,10 @@ def explain(question: Question, load: Load) -> Explanation:
         ]
         return estimates[0].seconds, estimates[1].seconds
 
-    facts = Facts(question, tiles, forward, backward, without)
+    def touched(side: int) -> float:
+        return count_tiles(p, form, side, side).share
+
+    facts = Facts(question, tiles, forward, backward, without, touched)
     return Explanation(
         call=describe(p, question.bias_kind),
         mask=question.mask,

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tilefold.cost.estimate import Estimate
+from tilefold.cost.units import flops, seconds, size
 
 from .plan import Plan
 
@@ -116,38 +117,12 @@ def _columns(*passes: tuple[str, Estimate]) -> list[str]:
     """Both passes beside each other."""
     rows: list[tuple[str, list[str]]] = [
         ("", [name for name, _ in passes]),
-        ("time", [seconds_text(e.seconds) for _, e in passes]),
+        ("time", [seconds(e.seconds) for _, e in passes]),
         ("bound by", [e.wall for _, e in passes]),
-        ("work", [flops_text(e.flops) for _, e in passes]),
-        ("moved", [bytes_text(e.bytes) for _, e in passes]),
+        ("work", [flops(e.flops) for _, e in passes]),
+        ("moved", [size(e.bytes) for _, e in passes]),
         ("intensity", [f"{e.intensity:.0f} FLOP/byte" for _, e in passes]),
-        ("extra", [bytes_text(e.extra_bytes) for _, e in passes]),
-        ("results", [bytes_text(e.result_bytes) for _, e in passes]),
+        ("extra", [size(e.extra_bytes) for _, e in passes]),
+        ("results", [size(e.result_bytes) for _, e in passes]),
     ]
     return [f"{name:10} " + "".join(f"{cell:>18}" for cell in cells) for name, cells in rows]
-
-
-def bytes_text(count: float) -> str:
-    """Bytes with three significant digits and a decimal unit, such as "2.15 GB"."""
-    return _scaled(count, ("B", "kB", "MB", "GB", "TB"))
-
-
-def flops_text(count: float) -> str:
-    """Floating-point operations, such as "34.4 GFLOP"."""
-    return _scaled(count, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
-
-
-def seconds_text(seconds: float) -> str:
-    """A duration, such as "12.3 ms"."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * factor >= 0.9995:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
-
-
-def _scaled(count: float, units: tuple[str, ...]) -> str:
-    for unit in units[:-1]:
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} {units[-1]}"

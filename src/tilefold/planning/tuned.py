@@ -32,11 +32,15 @@ def architecture(device: torch.device | str) -> str:
 
 #: Values under trial, which go before every table.
 _trial: dict[str, int] = {}
+#: An architecture that is not here, whose shipped table counts for the moment.
+_assumed: list[str] = []
 
 
 def look_up(key: str, device_type: str) -> int:
     """The tuned value of `key` for devices of a kind; see `KEYS`."""
-    return _trial[key] if key in _trial else int(_table(device_type)[key])
+    if key in _trial:
+        return _trial[key]
+    return int((shipped(_assumed[-1]) if _assumed else _table(device_type))[key])
 
 
 @contextmanager
@@ -49,12 +53,26 @@ def trying(key: str, value: int) -> Iterator[None]:
         del _trial[key]
 
 
+@contextmanager
+def assuming(arch: str | None) -> Iterator[None]:
+    """Inside a `with`, sizes are those of another architecture; None changes nothing."""
+    if arch is None:
+        yield
+        return
+    _assumed.append(arch)
+    try:
+        yield
+    finally:
+        _assumed.pop()
+
+
 @functools.lru_cache(maxsize=8)
 def _table(device_type: str) -> dict[str, Any]:
     arch = architecture(device_type)
     return shipped(arch) | own(arch)
 
 
+@functools.lru_cache(maxsize=16)
 def shipped(arch: str) -> dict[str, Any]:
     """The library's table for an architecture; that of "gpu" where nobody has measured it."""
     folder = resources.files("tilefold.planning") / "tables"

@@ -125,9 +125,14 @@ def block_of(problem: Problem) -> int:
 
 
 def forward(work: Work) -> tuple[Tensor, Tensor]:
-    """`(out [B, Hq, Lq, Dv], lse [B, Hq, Lq])`, in memory order B, Lq, Hq."""
+    """`(out [B, Hq, Lq, Dv], lse [B, Hq, Lq])`; out with its heads outside or inside its rows as q has them,
+    lse in memory order B, Lq, Hq.
+    """
     fold, p = _Fold(work), work.problem
-    out = work.q.new_zeros(p.batch, p.q_length, p.q_heads, p.v_head_dim).transpose(1, 2)
+    if work.q.stride(1) >= work.q.stride(2):
+        out = work.q.new_zeros(p.batch, p.q_heads, p.q_length, p.v_head_dim)
+    else:
+        out = work.q.new_zeros(p.batch, p.q_length, p.q_heads, p.v_head_dim).transpose(1, 2)
     lse = work.q.new_full((p.batch, p.q_length, p.q_heads), -torch.inf, dtype=fold.dtype).transpose(1, 2)
     if 0 in (p.batch, p.q_heads, p.q_length):
         return out, lse

@@ -42,7 +42,7 @@ def visited(problem: Problem, form: Any) -> tuple[int, int, int]:
     """
     block, rows, keys = block_of(problem), problem.q_length, problem.k_length
     states = form.tile_states(rows, keys, block, block, torch.device("cpu"))
-    low, high = states.amin((0, 1)), states.amax((0, 1))
+    low, high = states.amin((0, 1)).cpu(), states.amax((0, 1)).cpu()
     heights = _sides(rows, block)
     widths = _sides(keys, block)
     area = heights[:, None] * widths

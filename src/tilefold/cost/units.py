@@ -16,8 +16,8 @@ def scaled(value: float, base: int, units: tuple[str, ...]) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes."""
-    return scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+    """Bytes, in decimal units."""
+    return scaled(count, 1000, ("B", "kB", "MB", "GB", "TB", "PB"))
 
 
 def flops(count: float) -> str:
