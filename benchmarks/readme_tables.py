@@ -3,7 +3,8 @@
     python benchmarks/readme_tables.py            # rewrites README.md
     python benchmarks/readme_tables.py --check    # exit code 1 if README.md is out of date
 
-A results file is JSON: `{"title": ..., "machine": ..., "rows": [...]}`, or the list of rows alone. A row
+A results file is what `tilefold bench --json` writes: one line per case, the median of each contestant's
+forward and backward passes. Or it is JSON: `{"title": ..., "machine": ..., "rows": [...]}`, or the list of rows alone. A row
 names at least its `case` and what was `measured`, a number or a text; `floor` (or `ceiling`) is what it has
 to reach and `unit` what it is counted in. Rows of one `group` share a line, which shows the worst and the
 best of them.
@@ -34,6 +35,8 @@ def table(results: dict[str, Any] | list[dict[str, Any]], name: str) -> str:
     """A heading, the machine, and a row per measurement."""
     if isinstance(results, list):
         results = {"rows": results}
+    if "contestants" in results:
+        return contest(results)
     heading = f"**{results.get('title', name.replace('_', ' '))}**"
     machine = results.get("machine")
     if isinstance(machine, dict):
@@ -54,6 +57,37 @@ def table(results: dict[str, Any] | list[dict[str, Any]], name: str) -> str:
         best = f" to {quantity(row['best'], unit)}" if "best" in row else ""
         lines.append(f"| {row['case']} | {quantity(row['measured'], unit)}{best} | {required} |")
     return "\n".join(lines)
+
+
+def contest(document: dict[str, Any]) -> str:
+    """A heading, the machine, and a row per case: the last pass of each, every contestant's median, and the
+    prediction of tilefold's.
+    """
+    names = list(document["contestants"])
+    lines = [
+        f"**{document['title']}**, on {document['machine']}",
+        "",
+        f"| case | {' | '.join(names)} | predicted |",
+        f"|---|{'---|' * (len(names) + 1)}",
+    ]
+    cases: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in document["rows"]:
+        passes = cases.setdefault(row["case"], {})
+        if row["contestant"] == "tilefold":
+            # Rows of a later pass take the place of the earlier one's.
+            passes.clear()
+        passes[row["contestant"]] = row
+    for case, rows in cases.items():
+        ours = rows["tilefold"]
+        cells = [duration(rows[name].get("median")) for name in names]
+        about = f"{case}: {ours['about']}, {ours['shape']}, {ours['pass']}"
+        lines.append(f"| {about} | {' | '.join(cells)} | {duration(ours.get('predicted_seconds'))} |")
+    return "\n".join(lines)
+
+
+def duration(seconds: float | None) -> str:
+    """Milliseconds with three digits; a dash where there is nothing."""
+    return "–" if seconds is None else quantity(seconds * 1e3, "ms")
 
 
 def grouped(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -169,6 +169,18 @@ def test_results_and_lse() -> None:
     assert found.step_extra_bytes >= found.backward.extra_bytes + lse
 
 
+def test_the_bound_is_the_theorems_and_the_distance_to_it_is_stated() -> None:
+    found = explain(problem(k_heads=8, q_length=8192, k_length=8192, dtype=torch.float32), machine="H100")
+    fast = MACHINES["H100"].fast_bytes // 4
+    # 64^2 <= M: the regime of FlashAttention, N^2 d^2 / M.
+    assert found.bound_bytes == pytest.approx(2 * 8 * 4 * max(8192**2 * 64**2 / fast, 4 * 8192 * 64))
+    assert found.distance == found.forward.bytes / found.bound_bytes > 1
+    assert f"{found.distance:.3g} times as much" in str(found)
+    # The keys of a group are read once.
+    shared = explain(problem(q_length=64, k_length=64), machine="H100")
+    assert shared.bound_bytes == 2 * 2 * (2 * 8 * 64 * 64 + 2 * 2 * 64 * 64)
+
+
 @pytest.mark.parametrize("lengths", [(0, 8), (8, 0), (0, 0)])
 def test_empty_calls_cost_nothing_but_the_call(lengths: tuple[int, int]) -> None:
     found = explain(problem(q_length=lengths[0], k_length=lengths[1]), mask=masks.causal(), machine="H200")

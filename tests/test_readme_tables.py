@@ -62,6 +62,29 @@ def test_rows_of_a_group_share_a_line_with_the_worst_first(script: ModuleType) -
     ]
 
 
+def test_a_bench_document_has_a_line_per_case(script: ModuleType) -> None:
+    def row(case: str, what: str, who: str, **more: object) -> dict[str, object]:
+        return {"case": case, "pass": what, "contestant": who, "about": "long", "shape": "B 1", **more}
+
+    document = {
+        "title": "Cases", "machine": "2 cores", "contestants": {"tilefold": "", "sdpa": ""},
+        "rows": [
+            row("a", "forward", "tilefold", median=0.001), row("a", "forward", "sdpa", median=0.002),
+            row("a", "forward + backward", "tilefold", median=0.0105, predicted_seconds=0.01),
+            row("a", "forward + backward", "sdpa", median=0.25),
+            row("b", "forward", "tilefold", median=0.001, predicted_seconds=0.002), row("b", "forward", "sdpa"),
+        ],
+    }  # fmt: skip
+    assert script.table(document, "x").splitlines() == [
+        "**Cases**, on 2 cores",
+        "",
+        "| case | tilefold | sdpa | predicted |",
+        "|---|---|---|---|",
+        "| a: long, B 1, forward + backward | 10.5 ms | 250 ms | 10 ms |",
+        "| b: long, B 1, forward | 1 ms | – | 2 ms |",
+    ]
+
+
 def test_without_results_it_says_so(script: ModuleType) -> None:
     assert script.tables([]) == script.NOTHING
 

@@ -5,7 +5,8 @@
     │   ├── ShapeError                    sizes that do not fit together
     │   ├── DtypeError                    dtypes that do not fit together
     │   ├── DeviceError                   tensors on different devices
-    │   └── MaskError                     a mask that does not fit the call it is used in
+    │   ├── MaskError                     a mask that does not fit the call it is used in
+    │   └── CapacityError                 an algorithm that needs more fast memory than its machine has
     ├── ArgumentTypeError (TypeError)     the wrong kind of object
     ├── BackendError (ValueError)         a backend asked for by name cannot run this call
     └── DerivativeError (NotImplementedError)   a derivative that does not exist here
@@ -39,6 +40,10 @@ class DeviceError(ArgumentError):
 
 class MaskError(ArgumentError):
     """A mask does not fit the call in which it is used."""
+
+
+class CapacityError(ArgumentError):
+    """A schedule needs more fast memory than the machine on which it is played through has."""
 
 
 class ArgumentTypeError(TilefoldError, TypeError):

@@ -232,6 +232,7 @@ def explanation(**changes: object) -> Explanation:
         "forward": forward,
         "backward": backward,
         "lse_bytes": 12,
+        "bound_bytes": 1.5e9,
         "advice": ("The bias is read once per query head: " + "say it as a mask " * 6, "And more."),
     }
     return Explanation(**(fields | changes))  # pyright: ignore[reportArgumentType]
@@ -255,6 +256,7 @@ def test_an_explanation_fits_its_console_and_says_everything(width: int) -> None
         "bytes moved 3.22 GB 8.59 GB",
         "of dq 2.15 GB",
         "of q 2.10 MB 1.07 GB",
+        "bytes at least 1.50 GB",
         "extra memory 1.05 MB 0 B",
         "results 67.1 MB 5 B",
         "█ 236 full ▒ 64 partial ░ 3,796 skipped",

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tilefold import masks, reference
 from tilefold.cost import io, schedules
-from tilefold.cost.machine import CapacityError, Machine
-from tilefold.errors import ArgumentError, ShapeError
+from tilefold.cost.machine import Machine
+from tilefold.errors import ArgumentError, CapacityError, ShapeError
 
 SCHEDULES = ("standard", "key_outer", "query_outer", "small_cache")
 SIZES = [(1, 1, 1, 1), (7, 5, 3, 3), (64, 64, 8, 8), (100, 61, 16, 5), (33, 130, 4, 24)]

@@ -12,11 +12,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from tilefold.errors import ArgumentError
-
-
-class CapacityError(ArgumentError):
-    """A block does not fit into fast memory beside what is resident."""
+from tilefold.errors import ArgumentError, CapacityError
 
 
 class Machine:

@@ -26,7 +26,7 @@ _SKIPPED = "grey50"
 
 def picture(found: Explanation) -> RenderableType:
     """All of an explanation, as something that rich prints."""
-    parts: list[RenderableType] = [_call(found), _tiles(found.tiles), _costs(found.forward, found.backward)]
+    parts: list[RenderableType] = [_call(found), _tiles(found.tiles), _costs(found)]
     if found.refusals:
         reasons = [(name, reason) for name, all_of in found.refusals for reason in all_of]
         parts.append(_listed("Other backends", reasons))
@@ -76,9 +76,9 @@ def _widths(counts: list[int], width: int) -> list[int]:
     return found
 
 
-def _costs(forward: Estimate, backward: Estimate) -> RenderableType:
+def _costs(found: Explanation) -> RenderableType:
     """Both passes side by side."""
-    passes = (forward, backward)
+    passes = (found.forward, found.backward)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("Predicted", "forward", "backward"):
         table.add_column(name, justify="left" if name == "Predicted" else "right", no_wrap=True)
@@ -88,7 +88,7 @@ def _costs(forward: Estimate, backward: Estimate) -> RenderableType:
 
     row("time", (seconds(x.seconds) for x in passes), "bold green")
     row("bound by", (x.wall for x in passes))
-    for wall in dict.fromkeys([*forward.shares, *backward.shares]):
+    for wall in dict.fromkeys([*found.forward.shares, *found.backward.shares]):
         times = (seconds(x.shares[wall]) if wall in x.shares else "" for x in passes)
         row(f"  {wall} alone", times, "dim")
     row("FLOPs", (flops(x.flops) for x in passes))
@@ -96,6 +96,7 @@ def _costs(forward: Estimate, backward: Estimate) -> RenderableType:
     for name in _busiest(passes):
         moved = (size(x.traffic[name]) if name in x.traffic else "" for x in passes)
         row(f"  of {name}", moved, "dim")
+    row("bytes at least", (size(found.bound_bytes), ""))
     row("intensity", (f"{x.intensity:,.1f} FLOP/byte" for x in passes))
     row("extra memory", (size(x.extra_bytes) for x in passes))
     row("results", (size(x.result_bytes) for x in passes))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tilefold.cost import hardware, measure, roofline
+from tilefold.cost import hardware, io, measure, roofline
 from tilefold.cost.estimate import Estimate
 from tilefold.cost.hardware import Hardware
 from tilefold.cost.steps import Bias, Declaration
@@ -111,6 +111,7 @@ def explain(question: Question, load: Load) -> Explanation:
         tiles=tiles,
         forward=forward,
         backward=backward,
+        bound_bytes=_bound(p, form, question.machine),
         lse_bytes=p.batch * p.q_heads * p.q_length * p.accumulator.itemsize,
         advice=tuple(advise(facts)),
     )
@@ -118,6 +119,24 @@ def explain(question: Question, load: Load) -> Explanation:
 
 def _estimate(declared: Declaration, machine: Hardware, problem: Problem) -> Estimate:
     return roofline.estimate(declared, machine, str(problem.dtype).removeprefix("torch."))
+
+
+def _bound(p: Problem, form: Any, machine: Hardware) -> float:
+    """Bytes that any exact forward pass moves; the query heads of a group count as rows of their key head."""
+    if p.is_empty:
+        return 0.0
+    share = form.visible_count(p.q_length, p.k_length) / (p.q_length * p.k_length)
+    size = p.dtype.itemsize
+    elements = io.lower_bound(
+        p.q_length * p.group,
+        p.head_dim,
+        machine.fast_bytes // size,
+        Lk=p.k_length,
+        dv=p.v_head_dim,
+        pairs=p.batch * p.k_heads,
+        share=share,
+    )
+    return elements * size
 
 
 def _others(problem: Problem, form: Any, chosen: str, load: Load) -> list[tuple[str, tuple[str, ...]]]:

@@ -49,6 +49,8 @@ class Explanation:
         forward: the forward pass.
         backward: the backward pass.
         lse_bytes: bytes of `lse`.
+        bound_bytes: the least that any exact algorithm moves forward with the fast memory of one core (Saha &
+            Ye, ICML 2024), up to the theorem's open constant, which is taken as 1.
         advice: what is expensive and what could be done about it, one sentence each.
     """
 
@@ -63,6 +65,7 @@ class Explanation:
     forward: Estimate
     backward: Estimate
     lse_bytes: int
+    bound_bytes: float
     advice: tuple[str, ...] = ()
 
     @property
@@ -78,6 +81,11 @@ class Explanation:
         first = self.forward.extra_bytes - self.backward.result_bytes
         return self.lse_bytes + max(first, self.backward.extra_bytes)
 
+    @property
+    def distance(self) -> float:
+        """How many times the bound the forward pass moves."""
+        return self.forward.bytes / self.bound_bytes if self.bound_bytes else 1.0
+
     def __str__(self) -> str:
         lines = [
             f"call       {self.call}",
@@ -91,6 +99,8 @@ class Explanation:
             f"tiles      {t.visited:,} of {t.total:,} visited ({t.rows} x {t.keys}): {t.full:,} full, "
             f"{t.partial:,} partial; {t.share:.1%} of the elements",
             *_columns(("forward", self.forward), ("backward", self.backward)),
+            f"bound      {size(self.bound_bytes)} forward at least, with one core's fast memory: "
+            f"this moves {self.distance:.3g} times as much",
         ]
         lines += [f"advice     {sentence}" for sentence in self.advice]
         return "\n".join(lines)
@@ -109,6 +119,8 @@ class Explanation:
             "forward": self.forward.to_dict(),
             "backward": self.backward.to_dict(),
             "step_extra_bytes": self.step_extra_bytes,
+            "bound_bytes": self.bound_bytes,
+            "distance": self.distance,
             "advice": list(self.advice),
         }
 
