@@ -36,6 +36,7 @@ def command(
     forward_only: Annotated[
         bool, typer.Option("--forward-only", help="Leave out the backward pass.")
     ] = False,
+    title: Annotated[str, typer.Option(help="Heading of the results.")] = "tilefold bench",
     json: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Write the results here; - for stdout, without a table."),
@@ -60,10 +61,9 @@ def command(
         _print_list(cases)
         return
     _check_file(json)
+    options = Options(device=device, seconds=seconds, backward=not forward_only, title=title)
     with _progress() as progress:
-        document = bench(
-            cases, chosen, Options(device=device, seconds=seconds, backward=not forward_only), progress
-        )
+        document = bench(cases, chosen, options, progress)
     text = jsons.dumps(document, indent=1) + "\n"
     if json == "-":
         sys.stdout.write(text)

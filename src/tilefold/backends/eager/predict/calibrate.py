@@ -34,7 +34,7 @@ _KEYS, _FEW_KEYS = 2048, 64
 #: Keys that PyTorch's kernel takes at once.
 KEY_BLOCK = 512
 #: What a public call costs on the host beyond its kernels, in operations on tiny tensors.
-_CALL, _CALL_BACKWARD = 26, 100
+_CALL, _CALL_BACKWARD = 16, 60
 _OPTIONS = ("softcap", "alibi", "bias", "shared bias", "bias gradient", "dropout", "mask")
 #: Turns of every run, and the least seconds of one.
 _TURNS, _LEAST = 4, 0.004
