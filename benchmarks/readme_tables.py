@@ -4,10 +4,10 @@
     python benchmarks/readme_tables.py --check    # exit code 1 if README.md is out of date
 
 A results file is what `tilefold bench --json` writes: one line per case, the median of each contestant's
-forward and backward passes. Or it is JSON: `{"title": ..., "machine": ..., "rows": [...]}`, or the list of rows alone. A row
-names at least its `case` and what was `measured`, a number or a text; `floor` (or `ceiling`) is what it has
-to reach and `unit` what it is counted in. Rows of one `group` share a line, which shows the worst and the
-best of them.
+forward and backward passes. Or it is JSON: `{"title": ..., "machine": ..., "rows": [...]}`, or the list of
+rows alone. A row names at least its `case` and what was `measured`, a number or a text; `floor` (or
+`ceiling`) is what it has to reach and `unit` what it is counted in. Rows of one `group` share a line, which
+shows the worst and the best of them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def contest(document: dict[str, Any]) -> str:
     for case, rows in cases.items():
         ours = rows["tilefold"]
         cells = [duration(rows[name].get("median")) for name in names]
-        about = f"{case}: {ours['about']}, {ours['shape']}, {ours['pass']}"
+        about = f"{case}: {ours['about']}, {ours['pass']}"
         lines.append(f"| {about} | {' | '.join(cells)} | {duration(ours.get('predicted_seconds'))} |")
     return "\n".join(lines)
 

@@ -51,7 +51,8 @@ def test_cases_for_cuda_fill_a_large_gpu(name: str) -> None:
 
 def test_the_table_covers_masks_options_and_shapes() -> None:
     cpu = [case for case in CASES.values() if "cpu" in case.devices]
-    assert {case.mask for case in cpu} == set(cases.MASKS)
+    held = set(cases.MEMORY.values())
+    assert {case.mask for case in {*cpu, *held}} == set(cases.MASKS)
     assert any(case.softcap for case in cpu) and any(case.alibi for case in cpu)
     assert any(case.sink for case in cpu) and any(case.dropout_p for case in cpu)
     assert {(case.bias, case.bias_grad) for case in cpu} == {("", False), ("HQK", True), ("11QK", False)}

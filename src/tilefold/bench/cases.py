@@ -100,6 +100,10 @@ MASKS: Mapping[str, Callable[[int, int, int], masks.Mask | None]] = {
     "causal": lambda B, Lq, Lk: masks.causal(),
     "window": lambda B, Lq, Lk: masks.window(Lk // 8 - 1, 0),
     "documents": lambda B, Lq, Lk: masks.documents(offsets(Lq, Lq // 8), within=masks.causal()),
+    # The last rows belong to no document.
+    "documents_and_rest": lambda B, Lq, Lk: masks.documents(
+        offsets(Lq - Lq // 16, Lq // 64), offsets(Lk - Lk // 16, Lk // 64), within=masks.causal()
+    ),
     "prefix_lm": lambda B, Lq, Lk: masks.prefix(Lk // 4) | masks.causal(),
     "padding": lambda B, Lq, Lk: masks.padding(torch.arange(B, 0, -1, dtype=torch.int32) * Lk // B),
     "columns": lambda B, Lq, Lk: masks.columns(document_columns(Lk, Lk // 8), causal=True),
@@ -211,6 +215,34 @@ def _cuda() -> list[BenchCase]:
 
 CASES: Mapping[str, BenchCase] = {
     case.name: case for case in (*_plain(), *_sparse(), *_heads(), *_scores(), *_cuda())
+}
+
+
+#: Calls that hold a lot at once, one per way in which memory is held: copies inside PyTorch's kernels, padded
+#: heads, empty rows, sums in float32, gradients of a bias; and, last, masks and options that stay small by
+#: design. Predicted memory is checked on them.
+MEMORY: Mapping[str, BenchCase] = {
+    case.name: case
+    for case in (
+        BenchCase("large-full", "every key", 32, (8, 8), (512, 512), (128, 128)),
+        BenchCase("large-groups", "grouped heads, causal", 32, (16, 4), (512, 512), mask="causal"),
+        BenchCase("large-narrow", "narrow values", 16, (8, 8), (512, 512), (128, 64), mask="causal"),
+        BenchCase("large-wide", "wide values", 16, (8, 8), (512, 512), (64, 128)),
+        BenchCase("large-rest", "rows of no document", 1, (8, 8), (40960, 40960), mask="documents_and_rest"),
+        BenchCase(
+            "large-bias",
+            "a bias with gradient, bf16",
+            1,
+            (8, 8),
+            (1536, 1536),
+            (32, 32),
+            "bf16",
+            bias="HQK",
+            bias_grad=True,
+        ),
+        BenchCase("small-window", "sliding window", 1, (8, 8), (8192, 8192), mask="window"),
+        BenchCase("small-softcap", "soft cap", 1, (2, 2), (8192, 8192), mask="window", softcap=20.0),
+    )
 }
 
 
