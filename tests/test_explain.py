@@ -100,7 +100,8 @@ def test_a_backend_that_declines_raises_as_the_call_would() -> None:
 def test_a_problem_is_explained_for_every_machine(machine: str) -> None:
     found = explain(problem(), mask=masks.causal(), machine=machine)
     assert found.machine == machine
-    assert found.forward.seconds > found.forward.flops / MACHINES[machine].matmul_rate("bfloat16") > 0
+    # The fold multiplies in float32.
+    assert found.forward.seconds > found.forward.flops / MACHINES[machine].matmul_rate("float32") > 0
     assert found.backward.flops == pytest.approx(2.5 * found.forward.flops, rel=0.1)
 
 
@@ -127,7 +128,8 @@ def test_options_of_a_problem_and_of_the_call_add_up() -> None:
 def test_machines_differ_by_their_figures() -> None:
     fast, slow = (explain(problem(batch=8, q_length=8192), machine=m).forward for m in ("B200", "A100"))
     assert fast.flops == slow.flops
-    assert fast.shares["matmul"] < slow.shares["matmul"] / 6
+    assert fast.shares["matmul"] == pytest.approx(slow.shares["matmul"] * 19.5 / 75)
+    assert fast.shares["memory"] < slow.shares["memory"] / 3
 
 
 def test_tuned_tiles_are_those_of_the_named_architecture() -> None:

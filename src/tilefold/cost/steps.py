@@ -20,6 +20,7 @@ class Step:
         passes: elements that elementwise operations read or write, in bytes, through fast memory.
         exps: exponentials and other special functions.
         ops: operations that the host issues one by one.
+        serial: its parts follow one another, as operations that are not fused do, instead of overlapping.
     """
 
     rate: str
@@ -28,6 +29,7 @@ class Step:
     passes: float = 0.0
     exps: float = 0.0
     ops: float = 0.0
+    serial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Declaration:
         steps: the work.
         rows, keys: the sides of the tiles it works in.
         traffic: bytes between slow and fast memory, by what they belong to.
+        products: dtype in which matrix products are computed, such as "float32".
         argument_bytes, result_bytes: bytes of what goes in and comes out.
         extra_bytes: the most bytes held at once beyond these.
     """
@@ -74,6 +77,7 @@ class Declaration:
     rows: int
     keys: int
     traffic: dict[str, float]
+    products: str
     argument_bytes: int
     result_bytes: int
     extra_bytes: int

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from tilefold.cost import hardware, io, measure, roofline
-from tilefold.cost.estimate import Estimate
 from tilefold.cost.hardware import Hardware
-from tilefold.cost.steps import Bias, Declaration
+from tilefold.cost.steps import Bias
 from tilefold.errors import ArgumentError
 from tilefold.problem import Problem
 
@@ -84,7 +83,7 @@ def explain(question: Question, load: Load) -> Explanation:
     backend = load(plan.backend)
     assert not isinstance(backend, str)
     passes = [backend.declare(p, form, b, question.bias_kind) for b in (False, True)]
-    forward, backward = (_estimate(d, question.machine, p) for d in passes)
+    forward, backward = (roofline.estimate(d, question.machine) for d in passes)
     tiles = count_tiles(p, form, passes[0].rows, passes[0].keys)
 
     def without(option: str) -> tuple[float, float]:
@@ -92,7 +91,7 @@ def explain(question: Question, load: Load) -> Explanation:
         less = replace(p, options=tuple(o for o in p.options if o != option))
         bias = None if option == "bias" else question.bias_kind
         estimates = [
-            _estimate(backend.declare(less, form, b, bias), question.machine, less) for b in (False, True)
+            roofline.estimate(backend.declare(less, form, b, bias), question.machine) for b in (False, True)
         ]
         return estimates[0].seconds, estimates[1].seconds
 
@@ -115,10 +114,6 @@ def explain(question: Question, load: Load) -> Explanation:
         lse_bytes=p.batch * p.q_heads * p.q_length * p.accumulator.itemsize,
         advice=tuple(advise(facts)),
     )
-
-
-def _estimate(declared: Declaration, machine: Hardware, problem: Problem) -> Estimate:
-    return roofline.estimate(declared, machine, str(problem.dtype).removeprefix("torch."))
 
 
 def _bound(p: Problem, form: Any, machine: Hardware) -> float:

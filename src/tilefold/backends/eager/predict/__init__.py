@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tilefold.cost.io import fold_traffic
 from tilefold.cost.steps import Bias, Declaration
 from tilefold.problem import Problem
@@ -42,7 +44,7 @@ def declare(
             bill = fused.forward(problem, pieces)
         scattered = any(group.program.gathers for group in pieces.groups)
         sides = (GRANULE, GRANULE) if scattered else (rows_per_block(p.q_length), KEY_BLOCK)
-        return _declaration(problem, bill, _how(pieces), *sides, backward)
+        return _declaration(problem, problem.dtype, bill, _how(pieces), *sides, backward)
     bill, block = fold.declare(problem, form, backward, bias), block_of(problem)
     shape, dtype = (None, None) if bias is None else (bias.shape, bias.dtype)
     moved = fold_traffic(problem, form, block, block, backward, bias_shape=shape, bias_dtype=dtype)
@@ -50,11 +52,12 @@ def declare(
         moved.pop("dbias", None)
     bill.traffic.update(moved)
     how = f"the tiled fold in PyTorch operations, tiles of {block} x {block} ({'; '.join(reasons)})"
-    return _declaration(problem, bill, how, block, block, backward, bias)
+    return _declaration(problem, problem.accumulator, bill, how, block, block, backward, bias)
 
 
 def _declaration(
     problem: Problem,
+    products: torch.dtype,
     bill: Bill,
     how: str,
     rows: int,
@@ -75,6 +78,7 @@ def _declaration(
         rows=rows,
         keys=keys,
         traffic=dict(bill.traffic),
+        products=str(products).removeprefix("torch."),
         argument_bytes=arguments,
         result_bytes=results,
         extra_bytes=bill.heap.peak,

@@ -18,12 +18,13 @@ class Bill:
 
     Attributes:
         threads: among which work is divided.
+        serial: whether the parts of a step are operations of their own; see `Step`.
         heap: what is held beyond arguments and results.
         traffic: bytes between slow and fast memory, by what they belong to.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
-        self.threads = threads or torch.get_num_threads()
+    def __init__(self, threads: int | None = None, *, serial: bool = False) -> None:
+        self.threads, self.serial = threads or torch.get_num_threads(), serial
         self.heap = Heap()
         self.traffic: dict[str, float] = defaultdict(float)
         self._units: dict[str, float] = defaultdict(float)
@@ -60,7 +61,15 @@ class Bill:
     def steps(self) -> tuple[Step, ...]:
         """Everything so far."""
         return tuple(
-            Step(rate, units, self._flops[rate], self._passes[rate], self._exps[rate], self._ops[rate])
+            Step(
+                rate,
+                units,
+                self._flops[rate],
+                self._passes[rate],
+                self._exps[rate],
+                self._ops[rate],
+                self.serial,
+            )
             for rate, units in self._units.items()
         )
 

@@ -57,7 +57,7 @@ def _sides(length: int, block: int) -> torch.Tensor:
 
 def declare(problem: Problem, form: Any, backward: bool, bias: Bias | None) -> Bill:
     """Steps and memory of `fold.forward` or `fold.backward`, with the gradients of q, k and v."""
-    bill = Bill()
+    bill = Bill(serial=True)
     direction = "backward" if backward else "forward"
     bill.add(f"call {direction}", 1, ops=40)
     if problem.is_empty:
