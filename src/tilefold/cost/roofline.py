@@ -1,8 +1,8 @@
 """Time from declared work: measured rates where the machine has them, rooflines where it has not.
 
 The roofline (Williams, Waterman & Patterson 2009) of each step is the slowest of its parts (matrix products,
-exponentials, elementwise passes), or their sum where they are operations of their own; the whole cannot be faster than the arguments move through slow memory, nor
-than the host issues operations.
+exponentials, elementwise passes), or their sum where they are operations of their own. The whole cannot be
+faster than the arguments move through slow memory, nor than the host issues operations.
 """
 
 from __future__ import annotations
