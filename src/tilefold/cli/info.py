@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json as jsons
 import platform
-import re
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -42,13 +40,15 @@ def command(json: Annotated[bool, typer.Option("--json", help="Print it as JSON.
 
 
 def _versions() -> dict[str, str | None]:
-    """Versions by name; None for what is not installed. Nothing is imported for it."""
+    """Versions by name; None for what is not installed. Nothing is imported for it beyond torch."""
+    import torch
+
     import tilefold
 
     found: dict[str, str | None] = {
         "tilefold": tilefold.__version__,
         "python": platform.python_version(),
-        "torch": version("torch"),
+        "torch": torch.__version__,
     }
     return found | {name: _installed(name) for name in OPTIONAL}
 
@@ -65,10 +65,12 @@ def _devices() -> list[dict[str, Any]]:
     """The CPU, and every CUDA device; memory in bytes."""
     import torch
 
+    from tilefold.cost.measure import model
+
     found: list[dict[str, Any]] = [
         {
             "kind": "cpu",
-            "name": _cpu_name(),
+            "name": model(),
             "threads": torch.get_num_threads(),
             "capability": torch.backends.cpu.get_cpu_capability(),
         }
@@ -84,15 +86,6 @@ def _devices() -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def _cpu_name() -> str:
-    """What the processor calls itself; only Linux says more than its architecture."""
-    listing = Path("/proc/cpuinfo")
-    named = (
-        re.search(r"^model name\s*:\s*(.+)$", listing.read_text(), re.MULTILINE) if listing.exists() else None
-    )
-    return named[1] if named else platform.processor() or platform.machine()
 
 
 def _backends(devices: list[dict[str, Any]]) -> list[dict[str, Any]]:
