@@ -125,8 +125,8 @@ def test_more_threads_share_the_work_of_more_heads() -> None:
     for direction in ("forward", "backward"):
         found = []
         for threads in (1, 4):
-            bill = bills.Bill(threads)
-            bill.kernel(direction, "full", 8, 1024, 1024, 64, 4)
+            bill = bills.Bill(64, 4, threads)
+            bill.kernel(direction, "full", 8, 1024, 1024)
             units = {step.rate: step.units for step in bill.steps()}
             found.append(units[f"kernel {direction}, 256 rows, D 64"])
         assert found[0] == 4 * found[1]

@@ -17,13 +17,15 @@ class Bill:
     """Steps, traffic and held memory of one pass.
 
     Attributes:
+        dim, size: the head size, and the bytes of an element.
         threads: among which work is divided.
         serial: whether the parts of a step are operations of their own; see `Step`.
         heap: what is held beyond arguments and results.
         traffic: bytes between slow and fast memory, by what they belong to.
     """
 
-    def __init__(self, threads: int | None = None, *, serial: bool = False) -> None:
+    def __init__(self, dim: int, size: int, threads: int | None = None, *, serial: bool = False) -> None:
+        self.dim, self.size = dim, size
         self.threads, self.serial = threads or torch.get_num_threads(), serial
         self.heap = Heap()
         self.traffic: dict[str, float] = defaultdict(float)
@@ -51,9 +53,9 @@ class Bill:
             self._exps[rate] += exps
             self._ops[rate] += ops
 
-    def add_sized(self, label: str, dim: int, units: float, **work: float) -> None:
+    def add_sized(self, label: str, units: float, **work: float) -> None:
         """`add` for a rate that was measured at some head sizes."""
-        for size, weight in at_size(dim).items():
+        for size, weight in at_size(self.dim).items():
             self.add(f"{label}, D {size}", weight * units, **work)
             # The work counts once, whatever sizes its time is made up of.
             work = {}
@@ -80,8 +82,6 @@ class Bill:
         pairs: int,
         rows: int,
         keys: int,
-        dim: int,
-        size: int,
         times: int = 1,
         group: int = 1,
     ) -> None:
@@ -102,27 +102,24 @@ class Bill:
             units, blocks = busy * elements, float(busy * sum(squares))
             name = "backward alone" if alone else direction
         label = f"{name}, {class_of(rows)} rows"
-        self.add_sized(f"kernel block {label}", dim, times * blocks)
+        self.add_sized(f"kernel block {label}", times * blocks)
         products = 2 if direction == "forward" else 5
         work = times * pairs * elements
         self.add_sized(
             f"kernel {label}",
-            dim,
             times * units,
-            flops=2.0 * products * work * dim,
+            flops=2.0 * products * work * self.dim,
             passes=4.0 * work * (4 if direction == "forward" else 8),
             exps=work,
             ops=times,
         )
-        self._count_traffic(direction, times * pairs, rows, sum(reach), dim, size)
+        self._count_traffic(direction, times * pairs, rows, sum(reach))
         if kind in ("band", "table"):
             self.add(f"kernel mask {direction}", times * _shared(pairs, rows * keys, self.threads))
 
-    def _count_traffic(
-        self, direction: str, pairs: int, rows: int, reached: int, dim: int, size: int
-    ) -> None:
+    def _count_traffic(self, direction: str, pairs: int, rows: int, reached: int) -> None:
         """Rows move once, keys and values once per block of rows; their gradients come and go."""
-        once, each = pairs * rows * dim * size, pairs * reached * dim * size
+        once, each = (pairs * length * self.dim * self.size for length in (rows, reached))
         moved = {"q": once, "k": each, "v": each, "out": once}
         if direction == "backward":
             moved |= {"dout": once, "dq": once, "dk": 2 * each, "dv": 2 * each}

@@ -57,27 +57,27 @@ def _sides(length: int, block: int) -> torch.Tensor:
 
 def declare(problem: Problem, form: Any, backward: bool, bias: Bias | None) -> Bill:
     """Steps and memory of `fold.forward` or `fold.backward`, with the gradients of q, k and v."""
-    bill = Bill(serial=True)
+    dims = (problem.head_dim + problem.v_head_dim) / 2
+    bill = Bill(round(dims), problem.accumulator.itemsize, serial=True)
     direction = "backward" if backward else "forward"
     bill.add(f"call {direction}", 1, ops=40)
     if problem.is_empty:
         return bill
     tiles, elements, mixed = visited(problem, form)
     pairs = problem.batch * problem.q_heads
-    work, size = float(pairs * elements), problem.accumulator.itemsize
-    dims = (problem.head_dim + problem.v_head_dim) / 2
+    work = float(pairs * elements)
     flops = (6.0 * problem.head_dim + 4.0 * problem.v_head_dim) if backward else 4.0 * dims
     index = int(backward)
 
     def costs(option: str, units: float) -> dict[str, float]:
         special = 1 if option in ("", "softcap") else 0
         return {
-            "passes": _PASSES[option][index] * units * size,
+            "passes": _PASSES[option][index] * units * bill.size,
             "exps": special * units,
             "ops": _OPS[option][index] * tiles,
         }
 
-    bill.add_sized(f"fold {direction}", round(dims), work, flops=flops * work, **costs("", work))
+    bill.add_sized(f"fold {direction}", work, flops=flops * work, **costs("", work))
     if mixed:
         masked = float(pairs * mixed)
         bill.add(f"fold mask {direction}", masked, **costs("mask", masked))

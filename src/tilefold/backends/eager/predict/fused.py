@@ -30,18 +30,18 @@ class _Sizes:
         self.size, self.wide = p.dtype.itemsize, p.accumulator.itemsize
         self.q = self.B * self.Hq * self.Lq * self.width
         self.k = self.B * self.Hk * self.Lk * self.width
-        self.out = self.B * self.Hq * self.Lq * p.v_head_dim * self.size
         self.lse = self.B * self.Hq * self.Lq * self.wide
 
 
 def forward(problem: Problem, pieces: Pieces) -> Bill:
     """Steps and memory of `fused.forward`."""
-    sizes, bill = _Sizes(problem), Bill()
+    sizes = _Sizes(problem)
+    bill = Bill(sizes.width, sizes.size)
     bill.add("call forward", 1, ops=20)
     _widen(bill, sizes, backward=False)
     if pieces.single is not None:
         bill.add("kernel call forward", 1)
-        bill.kernel("forward", pieces.single, sizes.B * sizes.Hq, sizes.Lq, sizes.Lk, sizes.width, sizes.size)
+        bill.kernel("forward", pieces.single, sizes.B * sizes.Hq, sizes.Lq, sizes.Lk)
         _scratch(bill, sizes, sizes.Lq)
     else:
         stored = pieces.whole and all(g.program.rows_once for g in pieces.groups)
@@ -62,7 +62,8 @@ def backward(problem: Problem, pieces: Pieces, empty_rows: bool) -> Bill:
         problem, pieces: the call.
         empty_rows: whether some row sees no key at all.
     """
-    sizes, bill = _Sizes(problem), Bill()
+    sizes = _Sizes(problem)
+    bill = Bill(sizes.width, sizes.size)
     if empty_rows:
         bill.add("copy", sizes.q * sizes.size, ops=4)
         bill.heap.hold("dout without empty rows", sizes.q * sizes.size + sizes.lse)
@@ -71,15 +72,7 @@ def backward(problem: Problem, pieces: Pieces, empty_rows: bool) -> Bill:
     if pieces.single is not None:
         bill.add("kernel call backward", 1)
         bill.kernel(
-            "backward",
-            pieces.single,
-            sizes.B * sizes.Hq,
-            sizes.Lq,
-            sizes.Lk,
-            sizes.width,
-            sizes.size,
-            1,
-            sizes.Hq // sizes.Hk,
+            "backward", pieces.single, sizes.B * sizes.Hq, sizes.Lq, sizes.Lk, group=sizes.Hq // sizes.Hk
         )
         with bill.heap.holding(copied=sizes.q * sizes.size):
             _scratch(bill, sizes, sizes.Lq, gradients=True)
@@ -146,7 +139,7 @@ def _rect_forward(bill: Bill, sizes: _Sizes, group: Group, rect: Rect) -> None:
     for n, times in _counted(batches(rect, B, each)):
         pairs = (n if B == 1 else B) * heads
         written = pairs * rect.rows * sizes.width
-        bill.kernel("forward", rect.kind, pairs, rect.rows, rect.keys, sizes.width, sizes.size, times)
+        bill.kernel("forward", rect.kind, pairs, rect.rows, rect.keys, times)
         bill.add("rectangle forward", times, ops=times * _OPS["forward"])
         if rect.kind == "flipped":
             bill.add("copy", times * (written * 2 + 2 * pairs * rect.keys * sizes.width) * sizes.size)
@@ -174,7 +167,7 @@ def _gather_forward(bill: Bill, sizes: _Sizes, group: Group, gather: Any) -> Non
     for n, spans, times in _gathered(sizes, group, gather, 1):
         moved = n * (2 * heads * rows + 2 * k_heads * width) * sizes.width * sizes.size
         kind = "table" if spans else "full"
-        bill.kernel("forward", kind, n * heads, rows, width, sizes.width, sizes.size, times)
+        bill.kernel("forward", kind, n * heads, rows, width, times)
         bill.add("rectangle forward", 2 * times, ops=2 * times * _OPS["forward"])
         bill.add("gather", times * moved)
         _gather_mask(bill, sizes, n * rows * width, spans, times)
@@ -276,17 +269,7 @@ def _rect_backward(bill: Bill, sizes: _Sizes, group: Group, rect: Rect, shared: 
         stripes = n if B == 1 else B
         pairs = stripes * heads
         rows, keys = pairs * rect.rows * sizes.width, 2 * stripes * k_heads * rect.keys * sizes.width
-        bill.kernel(
-            "backward",
-            rect.kind,
-            pairs,
-            rect.rows,
-            rect.keys,
-            sizes.width,
-            sizes.size,
-            times,
-            heads // k_heads,
-        )
+        bill.kernel("backward", rect.kind, pairs, rect.rows, rect.keys, times, group=heads // k_heads)
         bill.add("rectangle backward", times, ops=times * _OPS["backward"])
         stored = program.grad_keys[0] and not shared
         bill.add(
@@ -308,9 +291,7 @@ def _gather_backward(bill: Bill, sizes: _Sizes, group: Group, gather: Any) -> No
     for n, spans, times in _gathered(sizes, group, gather, 2):
         queries, keys = n * heads * rows * sizes.width, n * k_heads * width * sizes.width
         kind = "table" if spans else "full"
-        bill.kernel(
-            "backward", kind, n * heads, rows, width, sizes.width, sizes.size, times, heads // k_heads
-        )
+        bill.kernel("backward", kind, n * heads, rows, width, times, group=heads // k_heads)
         bill.add("rectangle backward", 2 * times, ops=2 * times * _OPS["backward"])
         bill.add("gather", times * (4 * queries + 2 * keys) * sizes.size)
         bill.add("scatter", times * 2 * keys)
