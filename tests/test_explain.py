@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from typing import Any
@@ -183,6 +184,43 @@ def test_the_bound_is_the_theorems_and_the_distance_to_it_is_stated() -> None:
     assert shared.bound_bytes == 2 * 2 * (2 * 8 * 64 * 64 + 2 * 2 * 64 * 64)
 
 
+@pytest.mark.parametrize(
+    "mask", [masks.window(1023, 0), masks.empty(), masks.padding(torch.tensor([1])), masks.causal()], ids=repr
+)
+@pytest.mark.parametrize("keys", [1, 700])
+@pytest.mark.usefixtures("fixed_rates")
+def test_nothing_moves_less_than_the_bound(mask: masks.Mask, keys: int) -> None:
+    q, k = torch.randn(1, 4, 700, 32), torch.randn(1, 4, keys, 32)
+    for options in ({}, {"softcap": 9.0}):
+        assert explain(q, k, k, mask=mask, **options).distance >= 1
+
+
+@pytest.mark.usefixtures("fixed_rates")
+@pytest.mark.parametrize(
+    "options", [{}, {"softcap": 9.0}, {"mask": masks.causal()}, {"mask": masks.bigbird()}]
+)
+def test_the_default_device_does_not_matter(options: dict[str, Any]) -> None:
+    q, k, v = tensors()
+    expected = explain(q, k, v, **options).to_dict()
+    with torch.device("meta"):
+        assert explain(q, k, v, **options).to_dict() == expected
+
+
+def test_calls_of_too_many_tiles_are_refused() -> None:
+    huge = problem(q_length=10**11, k_length=10**11)
+    with pytest.raises(ArgumentError, match=r"q_length, k_length: expected at most 16,777,216 tiles of 512"):
+        explain(huge, mask=masks.causal(), machine="A100")
+
+
+def test_doubt_about_the_figures_is_shown(monkeypatch: pytest.MonkeyPatch, rate_names: set[str]) -> None:
+    rates = dict.fromkeys(rate_names, 1e-9)
+    busy = dataclasses.replace(MACHINES["A100"], name="toy", device="cpu", rates=rates, doubt="it was busy")
+    monkeypatch.setattr("tilefold.cost.measure.this_cpu", lambda dtype, measure: busy)
+    found = explain(*tensors())
+    assert "toy (it was busy)" in str(found)
+    assert found.to_dict()["doubt"] == "it was busy"
+
+
 @pytest.mark.parametrize("lengths", [(0, 8), (8, 0), (0, 0)])
 def test_empty_calls_cost_nothing_but_the_call(lengths: tuple[int, int]) -> None:
     found = explain(problem(q_length=lengths[0], k_length=lengths[1]), mask=masks.causal(), machine="H200")
@@ -333,6 +371,7 @@ def test_visible_elements_are_counted_exactly(mask: masks.Mask) -> None:
         (lambda q: explain(problem(k_heads=3), machine="H200"), ShapeError, "3 key heads divide"),
         (lambda q: explain(problem(dtype=torch.int8), machine="H200"), DtypeError, "got torch.int8"),
         (lambda q: explain(problem(options=("bais",)), machine="H200"), ArgumentError, r"got \['bais'\]"),
+        (lambda q: explain(problem(device="gpu"), machine="H200"), ArgumentError, "a device kind, got 'gpu'"),
         (lambda q: explain(q, q), ArgumentTypeError, "v: expected a tensor, got NoneType"),
         (lambda q: explain(q, q, q, mask=masks.padding(torch.tensor([1, 2, 3]))), MaskError, "padding"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,36 @@ def test_values_without_sense_in_the_users_table_do_not_count(cache: Path, value
     before = tuned.look_up("fold_tile_elements", "cpu")
     store.write("tuned-cpu", {"fold_tile_elements": value, "other": 3})
     tuned._table.cache_clear()
+    assert tuned.look_up("fold_tile_elements", "cpu") == before
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff", b"[" * 100_000, b'{"fold_tile_elements": ' + b"9" * 6000 + b"}"]
+)
+def test_a_call_never_dies_of_a_damaged_table(cache: Path, content: bytes) -> None:
+    (cache / "tuned-cpu.json").write_bytes(content)
+    tuned._table.cache_clear()
+    q = torch.randn(1, 2, 8, 4)
+    assert attention(q, q, q, softcap=3.0).isfinite().all()
+
+
+def test_assumptions_stay_in_their_thread(cache: Path) -> None:
+    problem = Problem(1, 4, 4, 4096, 4096, 64, 64, torch.float32)
+    outside, found = fold.block_of(problem), []
+    with tuned.assuming("sm90"):
+        thread = threading.Thread(target=lambda: found.append(fold.block_of(problem)))
+        thread.start()
+        thread.join()
+        assert fold.block_of(problem) != outside
+    assert found == [outside]
+
+
+def test_trials_in_trials_end_one_after_the_other(cache: Path) -> None:
+    before = tuned.look_up("fold_tile_elements", "cpu")
+    with tuned.trying("fold_tile_elements", 1 << 13):
+        with tuned.trying("fold_tile_elements", 1 << 14):
+            assert tuned.look_up("fold_tile_elements", "cpu") == 1 << 14
+        assert tuned.look_up("fold_tile_elements", "cpu") == 1 << 13
     assert tuned.look_up("fold_tile_elements", "cpu") == before
 
 

@@ -69,7 +69,7 @@ def explain(
             raise ArgumentTypeError("k, v: expected nothing beside a Problem, got tensors")
         problem = q
         q, k, v = _shapes_of(problem)
-        device = torch.device(problem.device)
+        device = _device_of(problem)
         backend, deterministic = backend or problem.backend, deterministic or problem.deterministic
     else:
         problem = None
@@ -126,7 +126,8 @@ def _explained(
         bias=call.bias,
         bias_kind=_bias(call, used),
     )
-    with assuming(None if machine is None else hardware.architecture):
+    # What is counted is counted on the CPU, whatever the default device.
+    with assuming(None if machine is None else hardware.architecture), torch.device("cpu"):
         return explain(question, ops.load)
 
 
@@ -153,6 +154,15 @@ def _check(call: Arguments, device: torch.device) -> None:
     if isinstance(call.mask, Mask):
         B, Hq, Lq, Lk = call.sizes
         call.mask.check(B, Hq, Lq, Lk, call.mask._device(None))
+
+
+def _device_of(p: Problem) -> torch.device:
+    try:
+        return torch.device(p.device)
+    except (RuntimeError, TypeError):
+        raise ArgumentError(
+            f"q: expected a Problem whose device is a device kind, got {p.device!r}"
+        ) from None
 
 
 def _shapes_of(p: Problem) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,14 +6,13 @@ Tensors without such entries, the ordinary case, are multiplied as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
-
-from .problem import accumulator
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +45,12 @@ class Selected:
 
 def finite(x: Tensor) -> Selected:
     """`x`, ready for products that select. Reads values: one reduction, and on a GPU one synchronisation."""
-    if _all_finite(x):
+    plain = x
+    while _functorch.is_functorch_wrapped_tensor(plain):
+        plain = _functorch.get_unwrapped(plain)
+    with torch._C._DisableFuncTorch():
+        clean = all_finite(plain.detach())
+    if clean:
         return Selected(x, None)
     return Selected(torch.where(torch.isfinite(x), x, 0.0), x)
 
@@ -56,12 +60,26 @@ def product(weights: Tensor, x: Tensor, visible: Tensor) -> Tensor:
     return finite(x).weighted(weights, slice(None), visible, weights.dtype)
 
 
-def _all_finite(x: Tensor) -> bool:
-    """Is every element finite? A sum that overflows also says no, which costs only time."""
-    while _functorch.is_functorch_wrapped_tensor(x):
-        x = _functorch.get_unwrapped(x)
-    with torch._C._DisableFuncTorch():
-        return bool(torch.isfinite(x.detach().sum(dtype=accumulator(x.dtype))))
+#: Elements that are summed at once where the sum needs a wider copy of them.
+SUMMED = 1 << 20
+
+
+def all_finite(*tensors: Tensor) -> bool:
+    """Is every element of every tensor finite? Reads values. A sum that overflows also says no, which costs
+    only time. Takes plain tensors, as ops see them.
+    """
+    return all(_sums_finitely(x) for x in tensors)
+
+
+def _sums_finitely(x: Tensor) -> bool:
+    if x.dtype != torch.float16:
+        # A sum in bfloat16 has the range of float32.
+        return math.isfinite(x.sum().item())
+    if x.device.type != "cpu" or x.dim() < 2:
+        return math.isfinite(x.sum(dtype=torch.float32).item())
+    # On a CPU a wider sum copies its operand, so it is taken in pieces.
+    rows = max(1, SUMMED * x.shape[-2] // max(x.numel(), 1))
+    return all(math.isfinite(part.sum(dtype=torch.float32).item()) for part in x.split(rows, dim=-2))
 
 
 def _spread(raw: Tensor, visible: Tensor | None, weights: Tensor) -> Tensor:

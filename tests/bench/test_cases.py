@@ -133,7 +133,7 @@ def test_all_cases_of_a_device_without_patterns() -> None:
     assert all(case.name.startswith("cuda-") for case in cuda)
 
 
-@pytest.mark.parametrize("pattern, device", [("nothing", "cpu"), ("window-8k", "cuda")])
+@pytest.mark.parametrize("pattern, device", [("nothing", "cpu"), ("window-8k", "cuda"), ("", "cpu")])
 def test_a_pattern_that_matches_nothing_is_refused(pattern: str, device: str) -> None:
     with pytest.raises(ArgumentError, match=f"case: expected .* for {device}, got '{pattern}'"):
         cases.select(["cuda" if device == "cuda" else "full", pattern], device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -9,10 +11,11 @@ import torch
 from torch import Tensor
 
 import tilefold
-from tilefold.bench import run
-from tilefold.bench.cases import BenchCase, build
+from tilefold.bench import gate, run
+from tilefold.bench.cases import CASES, BenchCase, build
 from tilefold.bench.contestants import CONTESTANTS, Contestant, pick
-from tilefold.bench.gate import Finding, _Rows, check, tilefold_is_exact
+from tilefold.bench.gate import Finding, _FullSize, _Rows, _spans, check, tilefold_is_exact
+from tilefold.testing.cases import Call
 from tilefold.testing.evaluate import by_reference
 from tilefold.testing.tolerance import Verdict
 
@@ -51,12 +54,12 @@ def test_who_is_exact_passes(kind: str) -> None:
     names = [verdict.name.removeprefix(f"at {min(case.lengths[0], 256)} x ") for verdict in ours.verdicts]
     for expected in ("out", "lse", *(f"grad {name}" for name in case.wanted if case.backward)):
         assert any(name.endswith(f": {expected}") for name in names)
-    assert names[-1] == "out at full size, some rows"
+    assert names[-1] == "out at full size, all rows"
     assert tilefold_is_exact({"tiny": findings})
 
 
 def one_row(out: Tensor) -> Tensor:
-    """Wrong in a row that the comparison with float64 does not see."""
+    """Wrong in a row in between."""
     return torch.cat([out[:, :, :25], out[:, :, 25:26] * 1.01, out[:, :, 26:]], dim=2)
 
 
@@ -68,9 +71,9 @@ def wrong_gradient(out: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "change, words",
     [
-        (lambda out: out * 1.001, "some rows"),
-        (lambda out: out + 1e-3, "against tilefold"),
-        (one_row, "against tilefold"),
+        (lambda out: out * 1.001, "all rows"),
+        (lambda out: out + 1e-3, "differs most from tilefold"),
+        (one_row, "rows 17 to 32, where it differs most from tilefold"),
         (wrong_gradient, "grad q"),
         (lambda out: out * float("nan"), "error inf"),
     ],
@@ -142,13 +145,116 @@ def test_a_mask_or_a_seed_that_is_ignored_is_seen(monkeypatch: pytest.MonkeyPatc
         assert check_tiny(case=case)["tilefold"].status == "wrong"
 
 
-def test_a_row_at_its_place_in_the_whole() -> None:
+# Full size.
+
+LONG = BenchCase("long", "", heads=(2, 1), lengths=(1024, 1024), dims=(16, 16), mask="causal", backward=False)
+
+
+def spoil(row: int, by: float, longer_than: int = 999) -> Any:
+    """`tilefold.attention` that is off in one row of long calls."""
+
+    def attention(q: Tensor, *args: Any, **options: Any) -> Any:
+        found = REAL(q, *args, **options)
+        if q.shape[2] > longer_than:
+            (found[0] if isinstance(found, tuple) else found)[:, :, row] += by
+        return found
+
+    return attention
+
+
+@pytest.mark.parametrize("row, by", [(200, 1.0), (517, 1e-3), (999, float("nan")), (1023, float("inf"))])
+def test_one_wrong_row_of_tilefold_is_seen_where_all_are_known(
+    monkeypatch: pytest.MonkeyPatch, row: int, by: float
+) -> None:
+    monkeypatch.setattr(tilefold, "attention", spoil(row, by))
+    findings = check_tiny(case=LONG)
+    assert findings["tilefold"].status == "wrong"
+    (reason,) = findings["tilefold"].reasons
+    assert "out at full size, all rows" in reason
+
+
+@pytest.mark.parametrize(
+    "row, by, all_rows",
+    [(200, 1.0, 0), (517, 1e-3, 0), (999, float("nan"), 0), (1023, 1.0, 0), (200, 1.0, gate.ALL_ROWS)],
+)
+def test_float64_settles_who_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, row: int, by: float, all_rows: int
+) -> None:
+    monkeypatch.setattr(gate, "ALL_ROWS", all_rows)
+
+    def wrong(out: Tensor) -> Tensor:
+        if out.shape[2] > 999:
+            out[:, 1, row] += by
+        return out
+
+    rivals = rival(lambda out: out, "right"), rival(wrong, "wrong")
+    findings = check_tiny(*rivals, case=LONG)
+    assert {name: found.status for name, found in findings.items()} == {
+        "tilefold": "ok", "right": "ok", "wrong": "wrong",
+    }  # fmt: skip
+    start = min(max(row - 8, 0), 1024 - 16)
+    assert f"rows {start} to {start + 15}, where it differs most" in findings["wrong"].reasons[-1]
+    # The same, and tilefold is wrong too.
+    monkeypatch.setattr(tilefold, "attention", spoil(row, by))
+    findings = check_tiny(rivals[0], case=LONG)
+    assert {name: found.status for name, found in findings.items()} == {"tilefold": "wrong", "right": "ok"}
+    assert f"rows {start} to {start + 15}, where right differs most" in findings["tilefold"].reasons[-1]
+    assert not tilefold_is_exact({"long": findings})
+
+
+def test_a_case_of_the_table_in_which_tilefold_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tilefold, "attention", spoil(200, 1.0))
+    case = dataclasses.replace(CASES["causal-1k-fp32-d64"], backward=False)
+    document = run.bench([case], pick(["sdpa", "standard"]), run.Options(seconds=0.0))
+    assert document["exact"] is False
+    states = {row["contestant"]: row["status"] for row in document["rows"]}
+    assert states == {"tilefold": "wrong", "sdpa": "not timed", "standard": "not timed"}
+
+
+@pytest.mark.parametrize("all_rows", [0, gate.ALL_ROWS])
+def test_a_rival_within_its_allowance_is_not_wrong(monkeypatch: pytest.MonkeyPatch, all_rows: int) -> None:
+    monkeypatch.setattr(gate, "ALL_ROWS", all_rows)
+    call = build(LONG)
+    full_size, ours = _FullSize(call), REAL(call.q, call.k, call.v, **call.options)
+    verdict = full_size.judge_ours(ours)
+    other = ours.clone()
+    other[:, :, 200] += 3 * verdict.allowed
+    theirs, settled = full_size.judge_rival("rival", other)
+    assert verdict.ok and [found.ok for found in settled] == [True]
+    assert 1.9 < max(found.ratio for found in theirs) <= gate.RIVAL_BUDGETS
+    assert full_size.judge_rival("rival", ours)[1] == []
+
+
+@pytest.mark.parametrize("B, H, Lq, Lk", [
+    (1, 1, 1, 1), (3, 4, 1, 600), (1, 8, 1024, 1024), (2, 4, 999, 2000), (64, 32, 1, 2**14),
+    (1, 2, 128, 2**17), (1, 2, 129, 2**17), (1, 2, 8192, 8192), (1, 1, 32768, 32768), (2, 8, 5001, 5001),
+    (1, 1, 0, 8),
+])  # fmt: skip
+def test_the_rows_that_are_checked(B: int, H: int, Lq: int, Lk: int) -> None:
+    q, k = torch.empty(B, H, Lq, 0), torch.empty(B, 1, Lk, 0)
+    spans = _spans(Call(q, k, k, None, None, {}))
+    assert spans == _spans(Call(q, k, k, None, None, {}))
+    rows = [row for start, stop in spans for row in range(start, stop)]
+    assert rows == sorted(set(rows))
+    elements = [B * H * (stop - start) * Lk for start, stop in spans]
+    assert max(elements, default=0) <= max(gate.STRIPE, B * H * 16 * Lk)
+    if B * H * Lq * Lk <= 2**24 or Lq <= 128:
+        assert rows == [*range(Lq)]
+    else:
+        assert [stop - start for start, stop in spans] == [16] * 8
+        assert (rows[0], rows[-1]) == (0, Lq - 1)
+        assert all(a[1] <= b[0] <= a[1] + 2 * Lq // 6 for a, b in itertools.pairwise(spans))
+
+
+@pytest.mark.parametrize("stripe", [1, 20000, gate.STRIPE])
+@pytest.mark.parametrize("all_rows", [0, gate.ALL_ROWS])
+def test_a_row_at_its_place_in_the_whole(monkeypatch: pytest.MonkeyPatch, all_rows: int, stripe: int) -> None:
     """Rows that are checked at full size take ALiBi, dropout and the mask from their place."""
     case = BenchCase(
         "r",
         "",
         heads=(2, 2),
-        lengths=(70, 90),
+        lengths=(150, 170),
         dims=(8, 8),
         mask="causal",
         alibi=True,
@@ -156,7 +262,10 @@ def test_a_row_at_its_place_in_the_whole() -> None:
         bias="HQK",
     )
     call = build(case)
-    rows = _Rows(call)
+    monkeypatch.setattr(gate, "ALL_ROWS", all_rows)
+    monkeypatch.setattr(gate, "STRIPE", stripe)
+    spans = _spans(call)
+    assert len(spans) == (8 if not all_rows else {1: 10, 20000: 3}.get(stripe, 1))
     whole = by_reference(call.map(Tensor.double))[0]
-    assert rows.starts == [0, 27, 54]
-    torch.testing.assert_close(rows.truth, torch.cat([whole[:, :, s : s + 16] for s in rows.starts], dim=2))
+    expected = torch.cat([whole[:, :, start:stop] for start, stop in spans], dim=2)
+    torch.testing.assert_close(_Rows(call, spans).truth, expected)

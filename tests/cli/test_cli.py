@@ -113,7 +113,10 @@ def test_says_how_to_get_what_is_missing(
         (["mask", "causal()", "--lengths", "1x2x3"], "lengths: expected a positive length"),
         (["mask", "causal()", "--h", "1"], "h: expected an index in [0, 1), got 1"),
         (["mask", "causal()", "--lengths", "9000", "--tile", "1"], "tile: expected one that makes at most"),
-        (["mask", "causal()", "--png", "/no/such/folder/x.png"], "png: expected a file that can be written"),
+        (
+            ["mask", "causal()", "--png", "/no/such/folder/x.png"],
+            "png: expected a file in a folder that exists",
+        ),
         (["check", "--law", "gravity"], "law: expected one of matches_the_reference"),
         (["check", "--backend", "fast"], "backend: expected one of hopper, triton, eager, got 'fast'"),
         (["check", "--device", "tpu"], "device: expected cpu or cuda, got 'tpu'"),

@@ -259,3 +259,15 @@ def test_example(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         example.main(["--length", "64", "--size", "8"])
     assert "expected N >= 32 d" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("function", [io.key_outer, io.query_outer, io.lower_bound])
+@pytest.mark.parametrize("sizes", [(0, 8, 4096), (-5, 8, 4096), (64, 0, 4096), (64, 8, 0)])
+def test_sizes_below_one_are_refused(function: Any, sizes: tuple[int, int, int]) -> None:
+    with pytest.raises(ArgumentError, match="expected at least 1, got"):
+        function(*sizes)
+
+
+def test_under_a_mask_only_what_must_be_visible_is_read() -> None:
+    # One visible key of 64, for everybody: all of q and out, a 64th of k and v.
+    assert io.lower_bound(64, 8, 10**6, share=1 / 64) == 64 * 8 / 64 + 64 * 8 + 64 * 16 / 64

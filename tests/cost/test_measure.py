@@ -17,6 +17,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache, and figures that take no time."""
     monkeypatch.setenv(store.VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(measure, "_matmul_rate", lambda dtype: 1e12)
+    monkeypatch.setattr(measure, "_others_at_work", lambda: False)
     measure._this_cpu.cache_clear()
     yield tmp_path / "cache"
     measure._this_cpu.cache_clear()
@@ -58,13 +59,50 @@ def test_what_is_forgotten_is_measured_again(folder: Path) -> None:
     measure.forget()
 
 
-def test_a_busy_machine_is_not_remembered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = iter([1e12] * 5 + [2e12, 1e12, 1e12])
-    monkeypatch.setattr(measure, "_matmul_rate", lambda dtype: next(rates))
-    counted = Counted()
-    machine = measure.this_cpu("float32", counted)
-    assert "while it was busy" in machine.sources["bandwidth"]
+@pytest.mark.parametrize("sign", ["products change their speed", "others are at work"])
+def test_a_busy_machine_is_doubted_and_not_remembered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, sign: str
+) -> None:
+    if sign == "others are at work":
+        monkeypatch.setattr(measure, "_others_at_work", lambda: True)
+    else:
+        rates = iter([1e12] * 5 + [2e12])
+        monkeypatch.setattr(measure, "_matmul_rate", lambda dtype: next(rates))
+    machine = measure.this_cpu("float32", Counted())
+    assert "busy with something else" in machine.doubt
     assert not folder.exists() or list(folder.iterdir()) == []
+
+
+def test_a_quiet_machine_is_not_doubted(folder: Path) -> None:
+    assert measure.this_cpu("float32", Counted()).doubt == ""
+
+
+def test_others_are_seen_by_what_wants_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reads(running: int) -> bool:
+        monkeypatch.setattr(Path, "read_text", lambda self: f"0.5 0.4 0.3 {running}/99 12345")
+        return measure._others_at_work()
+
+    monkeypatch.setattr(Path, "exists", lambda self: True)
+    monkeypatch.setattr(measure.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(measure.torch, "get_num_threads", lambda: 3)
+    # This process is one of those that run.
+    assert [reads(n) for n in (1, 2, 3)] == [False, False, True]
+
+
+def test_patience_ends_after_whole_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(measure, "_PATIENCE", 10.0)
+    runs: list[str] = []
+
+    def slow(name: str) -> None:
+        runs.append(name)
+        now[0] += 2.0
+
+    found = measure.seconds_of({"a": lambda: slow("a"), "b": lambda: slow("b")}, least=0.0, turns=9)
+    assert found == {"a": 2.0, "b": 2.0}
+    # Two to warm up and one turn each take 12 s.
+    assert runs == ["a", "a", "b", "b", "a", "b"]
 
 
 def test_threads_and_versions_have_files_of_their_own(folder: Path) -> None:
@@ -77,10 +115,14 @@ def test_threads_and_versions_have_files_of_their_own(folder: Path) -> None:
     assert measure.fingerprint() == before
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", "null", "\x00\x01"])
-def test_broken_files_count_as_nothing(folder: Path, content: str) -> None:
+#: Contents that no JSON object comes from: half-written, foreign, damaged, or made to hurt.
+DAMAGED = [b"", b"{", b"[1]", b"null", b"\x00\x01", b"\xff", b"[" * 100_000, b'{"a": ' + b"9" * 6000 + b"}"]
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=lambda content: repr(content[:8]))
+def test_broken_files_count_as_nothing(folder: Path, content: bytes) -> None:
     folder.mkdir()
-    (folder / f"cpu-{measure.fingerprint()}.json").write_text(content)
+    (folder / f"cpu-{measure.fingerprint()}.json").write_bytes(content)
     counted = Counted()
     measure.this_cpu("float32", counted)
     assert counted.asked == ["float32"]
@@ -95,6 +137,23 @@ def test_a_folder_that_cannot_be_made_is_no_error(folder: Path, monkeypatch: pyt
     assert store.write("x", {"a": 1}) is None
     assert store.read("x") == {}
     assert measure.this_cpu("float32", Counted()).rates == {"kernel": 1.0}
+
+
+def test_a_folder_in_the_place_of_a_file_counts_as_nothing(folder: Path) -> None:
+    (folder / "x.json").mkdir(parents=True)
+    assert store.read("x") == {}
+    assert store.write("x", {"a": 1}) is None
+    store.remove("x")
+    assert [path.name for path in folder.iterdir()] == ["x.json"]
+
+
+def test_a_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.json, "dump", full)
+    assert store.write("x", {"a": 1}) is None
+    assert list(folder.iterdir()) == []
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -113,6 +172,7 @@ def test_runs_take_turns_and_the_fastest_turn_counts(monkeypatch: pytest.MonkeyP
         order.append(name)
         now[0] += costs.pop(0) if len(costs) > 1 else costs[0]
 
+    monkeypatch.setattr(measure, "_PATIENCE", 1e9)
     # Two runs to warm up, then three turns.
     a, b = [9.0, 2.0, 5.0, 3.0, 4.0], [9.0, 2.0, 1.0, 8.0, 8.0]
     found = measure.seconds_of({"a": lambda: run("a", a), "b": lambda: run("b", b)}, least=0.0, turns=3)

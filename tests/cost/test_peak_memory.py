@@ -34,7 +34,7 @@ def test_a_heap_counts_what_is_held_at_once() -> None:
 
 
 @pytest.mark.usefixtures("fixed_rates")
-@pytest.mark.parametrize("dtype", ["", "bf16"], ids=["as it is", "bf16"])
+@pytest.mark.parametrize("dtype", ["", "bf16", "fp16"], ids=["as it is", "bf16", "fp16"])
 @pytest.mark.parametrize("name", list(MEMORY))
 def test_large_peaks_are_within_ten_percent(name: str, dtype: str) -> None:
     case = MEMORY[name]
@@ -52,4 +52,5 @@ def test_large_peaks_are_within_ten_percent(name: str, dtype: str) -> None:
             assert expected == pytest.approx(measured, rel=0.10), what
         else:
             assert expected == pytest.approx(measured, rel=0.30, abs=SLACK), what
-    assert large > 0 or dtype == "bf16" or name.startswith("small")
+    # How many heads are summed at once, in blocks, depends on the threads.
+    assert large > 0 or dtype or name.startswith(("small", "large-blocks"))

@@ -33,32 +33,32 @@ def png(document: Document, path: Path) -> None:
     for axis, (title, key, rows) in zip(axes, panels, strict=True):
         _bars(axis, title, key, rows, names)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=len(names) + 1, frameon=False, fontsize=9)
-    figure.suptitle(
-        f"{document.get('title', 'tilefold bench')}\n{subtitle(document)}", x=0.01, ha="left", fontsize=10
+    legend = figure.legend(
+        handles, labels, loc="outside lower left", ncols=len(names) + 1, frameon=False, fontsize=9
     )
-    figure.savefig(path, dpi=110)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    title = f"{document.get('title', 'tilefold bench')}\n{subtitle(document)}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
+    figure.savefig(path, dpi=110, format="png")
 
 
 def _panels(document: Document) -> list[tuple[str, str, list[tuple[str, dict[str, Row]]]]]:
     """`(title, key of the rows, [(case, rows by contestant)])`."""
-    by_pass = {
-        what: [
+
+    def known(what: str, key: str) -> list[tuple[str, dict[str, Row]]]:
+        """The cases in which somebody has this figure."""
+        return [
             (case, rows)
             for case, found, rows in groups(document)
-            if found == what and any(timed(row) for row in rows.values())
+            if found == what and any(timed(row) and row.get(key) is not None for row in rows.values())
         ]
-        for what in PASSES
-    }
-    panels = [(f"{what}, seconds", "median", rows) for what, rows in by_pass.items() if rows]
-    return (
-        panels
-        + [
-            (f"{what}, extra memory in MiB", "extra_bytes", rows)
-            for what, rows in list(by_pass.items())[::-1]
-            if rows
-        ][:1]
-    )
+
+    times = [(f"{what}, seconds", "median", known(what, "median")) for what in PASSES]
+    memory = [
+        (f"{what}, extra memory in MiB", "extra_bytes", known(what, "extra_bytes")) for what in PASSES[::-1]
+    ]
+    return [panel for panel in times if panel[2]] + [panel for panel in memory if panel[2]][:1]
 
 
 def _bars(
@@ -69,18 +69,21 @@ def _bars(
     predicted = "predicted_seconds" if key == "median" else "predicted_extra_bytes"
     step = 0.8 / len(names)
     for n, name in enumerate(names):
-        found = [(y, rows[y][1][name]) for y in range(len(rows)) if timed(rows[y][1].get(name))]
+        mine = [(y, by_name[name]) for y, (_, by_name) in enumerate(rows) if timed(by_name.get(name))]
+        found = [(y, row) for y, row in mine if row.get(key) is not None]
         at = [y + (n + 0.5) * step - 0.4 for y, _ in found]
         axis.barh(at, [row[key] * scale for _, row in found], step * 0.9, color=_colour(n), label=name)
         if name == OURS:
             known = [
-                (y, row[predicted] * scale) for y, (_, row) in zip(at, found, strict=True) if predicted in row
+                (y, row[predicted] * scale)
+                for y, (_, row) in zip(at, found, strict=True)
+                if row.get(predicted) is not None
             ]
             if known:
                 ys, xs = zip(*known, strict=True)
                 axis.plot(xs, ys, "o", mfc="white", mec="black", ms=4, label="predicted")
     axis.set_xscale("symlog", linthresh=0.01) if key != "median" else axis.set_xscale("log")
-    axis.set_yticks(range(len(rows)), [case for case, _ in rows], fontsize=8)
+    axis.set_yticks(range(len(rows)), [case for case, _ in rows], fontsize=8, parse_math=False)
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.set_title(title, fontsize=10, loc="left")
     axis.grid(axis="x", alpha=0.3)

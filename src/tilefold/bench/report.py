@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +18,124 @@ from .contestants import OURS
 from .run import BOTH, FORWARD, Document, Row
 
 PASSES = (FORWARD, BOTH)
-_KEYS = ("case", "pass", "contestant", "status", "reasons")
+Rule = tuple[str, Callable[[Any], bool]]
+Fields = Mapping[str, Rule]
 
 
 def load(path: Path) -> Document:
     """A document that `bench` wrote.
 
     Raises:
-        ArgumentError: the file cannot be read, or holds something else.
+        ArgumentError: the file cannot be read, or holds something else; says where, and what was expected.
     """
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text(encoding="utf-8"))
+        _check(document)
     except (OSError, ValueError) as error:
         raise ArgumentError(f"FILE: expected results of `tilefold bench`, got {path}: {error}") from error
-    rows = document.get("rows") if isinstance(document, dict) else None
-    if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
+    except RecursionError as error:
         raise ArgumentError(
-            f"FILE: expected results of `tilefold bench` with rows of {', '.join(_KEYS)}, got {path}"
-        )
+            f"FILE: expected results of `tilefold bench`, got {path}: it is nested too deeply"
+        ) from error
     return document
 
 
-def _is_row(row: Any) -> bool:
-    return (
-        isinstance(row, dict)
-        and all(key in row for key in _KEYS)
-        and (row["status"] != "ok" or all(key in row for key in ("median", "low", "high", "extra_bytes")))
-    )
+# What a document holds. A rule is a description and a predicate.
+
+
+def _is_text(value: Any) -> bool:
+    """Half of a surrogate pair, which JSON can hold, can neither be printed nor written."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _is_number(value: Any) -> bool:
+    """No infinity, no NaN, and nothing that overflows when it is scaled."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MOST
+
+
+def _one_of(*values: str) -> Rule:
+    return f"one of {', '.join(map(repr, values))}", lambda x: isinstance(x, str) and x in values
+
+
+def _or_null(rule: Rule) -> Rule:
+    words, holds = rule
+    return f"{words}, or null", lambda x: x is None or holds(x)
+
+
+_MOST = 1e30
+_TEXT: Rule = ("text", _is_text)
+_TEXTS: Rule = ("a list of texts", lambda x: isinstance(x, list) and all(map(_is_text, x)))
+_NAMED_TEXTS: Rule = (
+    "an object of texts",
+    lambda x: isinstance(x, dict) and all(map(_is_text, (*x, *x.values()))),
+)
+_FINITE: Rule = (f"a finite number of at most {_MOST:g}", _is_number)
+_POSITIVE: Rule = (
+    f"a finite positive number in [{1 / _MOST:g}, {_MOST:g}]",
+    lambda x: _is_number(x) and x >= 1 / _MOST,
+)
+_NOT_NEGATIVE: Rule = (
+    f"0 or a finite positive number in [{1 / _MOST:g}, {_MOST:g}]",
+    lambda x: _is_number(x) and (x == 0 or x >= 1 / _MOST),
+)
+
+_DOCUMENT: Fields = {"rows": ("a list of rows, not empty", lambda x: isinstance(x, list) and len(x) > 0)}
+_DOCUMENT_OPTIONAL: Fields = {
+    "title": _TEXT,
+    "machine": _TEXT,
+    "device": _TEXT,
+    "date": _TEXT,
+    "note": _TEXT,
+    "versions": _NAMED_TEXTS,
+    "seconds": _NOT_NEGATIVE,
+    "exact": ("true or false", lambda x: isinstance(x, bool)),
+    "contestants": _NAMED_TEXTS,
+}
+_ROW: Fields = {
+    "case": _TEXT,
+    "pass": _one_of(*PASSES),
+    "contestant": _TEXT,
+    "status": _one_of("ok", "refused", "failed", "wrong", "not timed"),
+    "reasons": _TEXTS,
+}
+_ROW_OPTIONAL: Fields = {"about": _TEXT, "shape": _TEXT}
+# Rows of who was timed. Others have at most an error, which may be infinite.
+_TIMED: Fields = {"median": _POSITIVE, "low": _POSITIVE, "high": _POSITIVE}
+_TIMED_OPTIONAL: Fields = {
+    "best": _or_null(_POSITIVE),
+    "turns": _or_null(_POSITIVE),
+    "error_over_budget": _or_null(_NOT_NEGATIVE),
+    # The profiler may lose an event, so that the memory of a run is less than that of its results.
+    "extra_bytes": _or_null(_FINITE),
+    "flops": _or_null(_NOT_NEGATIVE),
+    "flops_per_second": _or_null(_NOT_NEGATIVE),
+    "predicted_seconds": _or_null(_POSITIVE),
+    "predicted_bytes": _or_null(_NOT_NEGATIVE),
+    "predicted_extra_bytes": _or_null(_NOT_NEGATIVE),
+    "predicted_over_measured": _or_null(_POSITIVE),
+    "predicted_over_measured_extra": _or_null(_NOT_NEGATIVE),
+}
+
+
+def _check(document: Any) -> None:
+    """Raises ValueError that says which field of which row does not follow its rule."""
+    _check_fields("the document", document, _DOCUMENT, _DOCUMENT_OPTIONAL)
+    for n, row in enumerate(document["rows"], 1):
+        where = f"row {n}"
+        _check_fields(where, row, _ROW, _ROW_OPTIONAL)
+        if timed(row):
+            _check_fields(where, row, _TIMED, _TIMED_OPTIONAL)
+
+
+def _check_fields(where: str, found: Any, required: Fields, optional: Fields) -> None:
+    if not isinstance(found, dict):
+        raise ValueError(f"{where}: expected an object, got {reprlib.repr(found)}")
+    for name, (words, holds) in {**required, **optional}.items():
+        if name not in found:
+            if name in required:
+                raise ValueError(f"{where}, {name}: expected {words}, got nothing")
+        elif not holds(found[name]):
+            raise ValueError(f"{where}, {name}: expected {words}, got {reprlib.repr(found[name])}")
 
 
 # Numbers in words.
@@ -174,8 +266,8 @@ def _ours(row: Row | None) -> Sequence[str]:
     if row is None or not timed(row):
         return "", "", ""
     spread = f"{(row['high'] - row['low']) / row['median']:.0%}"
-    predicted = row.get("predicted_over_measured")
-    return spread, size(row["extra_bytes"]), "" if predicted is None else ratio(predicted)
+    extra, predicted = row.get("extra_bytes"), row.get("predicted_over_measured")
+    return spread, "" if extra is None else size(extra), "" if predicted is None else ratio(predicted)
 
 
 def _notes(document: Document) -> list[Text]:

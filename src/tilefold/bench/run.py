@@ -194,11 +194,11 @@ def _step(attend: Attend, call: Call, leaves: dict[str, Tensor]) -> tuple[Tensor
 
 @dataclass(frozen=True)
 class Prediction:
-    """What `tilefold.explain` says of one pass: seconds, FLOPs, bytes moved, and the most bytes held at once
-    beyond arguments and results.
+    """What `tilefold.explain` says of one pass: seconds (None where the machine was busy when its figures
+    were measured), FLOPs, bytes moved, and the most bytes held at once beyond arguments and results.
     """
 
-    seconds: float
+    seconds: float | None
     flops: float
     bytes: float
     extra_bytes: int
@@ -213,11 +213,14 @@ def predictions(call: Call, case: BenchCase) -> dict[str, Prediction]:
     asked = call.with_arguments(**leaves)
     found: Any = tilefold.explain(asked.q, asked.k, asked.v, **asked.options)
     forward, backward = found.forward, found.backward
+    known = found.doubt == ""
     kept = max(0, forward.result_bytes - _bytes_of_out(call))
     return {
-        FORWARD: Prediction(forward.seconds, forward.flops, forward.bytes, forward.extra_bytes + kept),
+        FORWARD: Prediction(
+            forward.seconds if known else None, forward.flops, forward.bytes, forward.extra_bytes + kept
+        ),
         BOTH: Prediction(
-            forward.seconds + backward.seconds,
+            forward.seconds + backward.seconds if known else None,
             forward.flops + backward.flops,
             forward.bytes + backward.bytes,
             found.step_extra_bytes,
@@ -252,6 +255,6 @@ def _beside(timing: Timing, extra: int, predicted: Prediction) -> Row:
         "predicted_seconds": predicted.seconds,
         "predicted_bytes": predicted.bytes,
         "predicted_extra_bytes": predicted.extra_bytes,
-        "predicted_over_measured": predicted.seconds / timing.median,
+        "predicted_over_measured": predicted.seconds / timing.median if predicted.seconds else None,
         "predicted_over_measured_extra": predicted.extra_bytes / extra if extra > 0 else None,
     }

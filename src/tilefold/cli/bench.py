@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,8 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from tilefold.bench.cases import BenchCase
+from .files import output, writing
 
 
 def command(
@@ -39,7 +38,9 @@ def command(
     title: Annotated[str, typer.Option(help="Heading of the results.")] = "tilefold bench",
     json: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Write the results here; - for stdout, without a table."),
+        typer.Option(
+            metavar="FILE", help="Write the results, or the list, here; - for stdout, without a table."
+        ),
     ] = None,
 ) -> None:
     """Check cases and time them beside SDPA, plain PyTorch and FlexAttention.
@@ -57,19 +58,18 @@ def command(
     check_device(device)
     cases = select(case or [], device)
     chosen = pick([name.strip() for name in contestants.split(",")] if contestants is not None else [])
+    target = output("json", json) if json is not None and json != "-" else None
     if list_:
-        _print_list(cases)
+        listed = [{"case": case.name, "shape": case.shape, "about": case.about} for case in cases]
+        _write(listed, target, json == "-")
+        if json != "-":
+            _print_list(listed)
         return
-    _check_file(json)
     options = Options(device=device, seconds=seconds, backward=not forward_only, title=title)
     with _progress() as progress:
         document = bench(cases, chosen, options, progress)
-    text = jsons.dumps(document, indent=1) + "\n"
-    if json == "-":
-        sys.stdout.write(text)
-    else:
-        if json is not None:
-            Path(json).write_text(text)
+    _write(document, target, json == "-")
+    if json != "-":
         Console(highlight=False).print(table(document))
     raise typer.Exit(0 if document["exact"] else 1)
 
@@ -89,20 +89,22 @@ def check_device(device: str) -> None:
         )
 
 
-def _check_file(json: str | None) -> None:
-    """Refuses a file that cannot be written before anything is measured."""
-    from tilefold.errors import ArgumentError
+def _write(found: Any, target: Path | None, to_stdout: bool) -> None:
+    """`found` as JSON into a file, to stdout, or nowhere."""
+    text = jsons.dumps(found, indent=1) + "\n"
+    if to_stdout:
+        sys.stdout.write(text)
+    if target is not None:
+        with writing("json", target):
+            target.write_text(text, encoding="utf-8")
 
-    if json not in (None, "-") and not Path(json).resolve().parent.is_dir():
-        raise ArgumentError(f"json: expected a file in a folder that exists, got {json}")
 
-
-def _print_list(cases: Iterable[BenchCase]) -> None:
+def _print_list(listed: Iterable[dict[str, str]]) -> None:
     grid = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("case", "shape", "about"):
         grid.add_column(name, no_wrap=name != "about")
-    for case in cases:
-        grid.add_row(*(Text(x) for x in (case.name, case.shape, case.about)))
+    for entry in listed:
+        grid.add_row(*(Text(text) for text in entry.values()))
     Console(highlight=False).print(grid)
 
 

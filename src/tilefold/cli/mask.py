@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as jsons
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,7 +22,10 @@ def command(
     b: Annotated[int, typer.Option("--b", min=0, help="The batch element that is shown.")] = 0,
     h: Annotated[int, typer.Option("--h", min=0, help="The query head that is shown.")] = 0,
     tile: Annotated[int, typer.Option(min=1, help="Queries and keys along the side of a tile.")] = 64,
-    png: Annotated[Path | None, typer.Option(help="Also draw into this PNG file (needs matplotlib).")] = None,
+    png: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Also draw into this file, .png (needs matplotlib)."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON and draw nothing.")] = False,
 ) -> None:
     """Draw a mask and its tiles, and count what they hold."""
@@ -32,11 +34,14 @@ def command(
     from tilefold.pictures.mask import MaskPicture
 
     from . import expression
+    from .files import output, writing
 
+    target = output("png", png, ".png") if png is not None else None
     size = grid.Size(*expression.lengths(lengths), batch, heads, b, h)
     survey = grid.survey(expression.mask(mask), size, tile, mask.strip())
-    if png is not None:
-        image.save(survey, png)
+    if target is not None:
+        with writing("png", target):
+            image.save(survey, target)
     if json:
         typer.echo(jsons.dumps(survey.to_dict(), indent=2))
     else:

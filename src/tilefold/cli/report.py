@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from .files import output, writing
+
 
 def command(
     file: Annotated[list[Path], typer.Argument(help="Results that `tilefold bench --json` wrote.")],
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one page of HTML here.")] = None,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a picture here.")] = None,
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write one page of HTML here.")] = None,
+    png: Annotated[str | None, typer.Option(metavar="FILE", help="Write a picture here (.png).")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON list.")] = False,
 ) -> None:
     """Print results, and write them as a page or a picture."""
@@ -22,16 +24,17 @@ def command(
     from tilefold.bench.report import load, table
     from tilefold.errors import ArgumentError
 
-    for name, target in (("html", html), ("png", png)):
-        if target is not None and not target.resolve().parent.is_dir():
-            raise ArgumentError(f"{name}: expected a file in a folder that exists, got {target}")
+    html_file = output("html", html) if html is not None else None
+    png_file = output("png", png, ".png") if png is not None else None
     documents = [load(path) for path in file]
-    if png is not None and len(documents) > 1:
+    if png_file is not None and len(documents) > 1:
         raise ArgumentError(f"png: expected one FILE of results, got {len(documents)}")
-    if html is not None:
-        html.write_text(page(documents), encoding="utf-8")
-    if png is not None:
-        picture(documents[0], png)
+    if html_file is not None:
+        with writing("html", html_file):
+            html_file.write_text(page(documents), encoding="utf-8")
+    if png_file is not None:
+        with writing("png", png_file):
+            picture(documents[0], png_file)
     if json:
         typer.echo(jsons.dumps(documents, indent=1))
         return

@@ -35,6 +35,7 @@ class Hardware:
         memory_bytes: slow memory.
         sources: where each figure comes from, by field name.
         rates: seconds per unit of a backend's own steps, for machines that were measured; see `steps.Step`.
+        doubt: why the figures should be believed less; "" if nothing is known against them.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Hardware:
     memory_bytes: int
     sources: Mapping[str, str]
     rates: Mapping[str, float] = field(default_factory=dict)
+    doubt: str = ""
 
     def matmul_rate(self, dtype: str) -> float:
         """FLOP/s of products in `dtype`; that of float32 for a dtype without a figure."""
@@ -106,7 +108,7 @@ def _gpu(
         memory_bytes=int(sheet.memory * 1e9),
         sources={
             **dict.fromkeys(("bandwidth", "cores", "memory_bytes"), source),
-            "matmul": f"{source}; dense peaks, float32 without TF32",
+            "matmul": f"{source}; dense peaks of matrix units, float32 without TF32",
             "exps": f"{source} (cores, boost clock) and {_EXPS} special functions per clock and core",
             "passes": f"{_ACHIEVED:g} times the bandwidth, as sums of 16 to 64 MB reach on an H200",
             "launch": _LAUNCH_SOURCE,
@@ -120,21 +122,21 @@ _ALL = (
         "H200",
         "sm90",
         "NVIDIA H200 Tensor Core GPU data sheet (SXM)",
-        Sheet(bandwidth=4.8, half=989.4, fp8=1978.9, fp32=66.9, fp64=33.5, clock=1.83, cores=132, memory=141),
+        Sheet(bandwidth=4.8, half=989.4, fp8=1978.9, fp32=66.9, fp64=66.9, clock=1.83, cores=132, memory=141),
         fast_kib=227,
     ),
     _gpu(
         "H100",
         "sm90",
         "NVIDIA H100 Tensor Core GPU data sheet (SXM5)",
-        Sheet(bandwidth=3.35, half=989.4, fp8=1978.9, fp32=66.9, fp64=33.5, clock=1.83, cores=132, memory=80),
+        Sheet(bandwidth=3.35, half=989.4, fp8=1978.9, fp32=66.9, fp64=66.9, clock=1.83, cores=132, memory=80),
         fast_kib=227,
     ),
     _gpu(
         "A100",
         "sm80",
         "NVIDIA A100 Tensor Core GPU data sheet (80 GB SXM)",
-        Sheet(bandwidth=2.039, half=312.0, fp8=None, fp32=19.5, fp64=9.7, clock=1.41, cores=108, memory=80),
+        Sheet(bandwidth=2.039, half=312.0, fp8=None, fp32=19.5, fp64=19.5, clock=1.41, cores=108, memory=80),
         fast_kib=163,
     ),
     _gpu(
@@ -195,10 +197,25 @@ def find(name: str) -> Hardware:
     raise ArgumentError(f"machine: expected one of {known} or None, got {name!r}")
 
 
+#: What drivers call the machines of the table. Relatives with other figures (PCIe and NVL boards, 40 GB,
+#: laptops, superchips, slices of a GPU) do not match: whoever has one has to name what is nearest.
+_DRIVERS = {
+    "H200": r"NVIDIA H200",
+    "H100": r"NVIDIA H100 (80GB HBM3|SXM5?)( 80GB)?",
+    "A100": r"NVIDIA A100-SXM4-80GB",
+    "L40S": r"NVIDIA L40S",
+    "RTX 4090": r"NVIDIA GeForce RTX 4090",
+    "MI300X": r"AMD Instinct MI300X( OAM)?",
+    "B200": r"NVIDIA B200",
+}
+
+
 def recognised(device_name: str) -> Hardware | None:
     """The machine that a driver calls `device_name` ("NVIDIA H100 80GB HBM3"), or None."""
-    text = _plain(device_name)
-    return next((machine for machine in _ALL if _plain(machine.name) in text), None)
+    for name, pattern in _DRIVERS.items():
+        if re.fullmatch(pattern, device_name.strip()):
+            return MACHINES[name]
+    return None
 
 
 def _plain(name: str) -> str:

@@ -25,9 +25,10 @@ from torch import Tensor
 from tilefold.errors import ArgumentError
 from tilefold.problem import Problem
 
+from . import tiles
+
 #: Vectors of one element per row that a tile of the online softmax keeps: maximum, denominator, new maximum.
 ROW_STATE = 3
-_EMPTY, _FULL = 0, 2
 
 
 # Tile sizes (rows, keys) of the schedules.
@@ -126,6 +127,7 @@ def key_outer(
     """
     _in_unit("share", share)
     keys, dv = N if Lk is None else Lk, d if dv is None else dv
+    _positive(N=N, d=d, M=M, Lk=keys, dv=dv)
     passes = -(-keys // key_outer_tiles(N, d, M, Lk=Lk, dv=dv)[1])
     started, ended = N * (dv + 2), 3 * N
     return started + keys * (d + dv) + share * passes * N * (d + 2 * dv + 4) + ended
@@ -141,6 +143,7 @@ def query_outer(
     """
     _in_unit("share", share)
     keys, dv = N if Lk is None else Lk, d if dv is None else dv
+    _positive(N=N, d=d, M=M, Lk=keys, dv=dv)
     passes = -(-N // query_outer_tiles(N, d, M, Lk=Lk, dv=dv)[0])
     return N * (d + dv + 1) + share * passes * keys * (d + dv)
 
@@ -180,7 +183,8 @@ def lower_bound(
 
     `min(N^2 d^2 / M, N^2 d / sqrt(M))` (Saha & Ye, ICML 2024): the first for M >= d^2, the second for
     smaller M and schoolbook products; they meet at M = d^2. Never below reading the inputs and writing the
-    output, `4 N d`.
+    output, `4 N d`; of a masked call, below reading the rows and keys that must exist for that share to be
+    visible.
 
     Args:
         N, d, M: query rows, their size, elements of fast memory.
@@ -194,18 +198,23 @@ def lower_bound(
         ArgumentError: a size below 1, or share outside [0, 1].
     """
     keys, dv = N if Lk is None else Lk, d if dv is None else dv
-    for name, size in (("N", N), ("d", d), ("M", M), ("Lk", keys), ("dv", dv), ("pairs", pairs)):
-        if size < 1:
-            raise ArgumentError(f"{name}: expected at least 1, got {size}")
+    _positive(N=N, d=d, M=M, Lk=keys, dv=dv, pairs=pairs)
     _in_unit("share", share)
     least, elements = min(d, dv), share * N * keys
     work = min(elements * least**2 / M, elements * least / M**0.5)
-    return pairs * max(float(N * (d + dv) + keys * (d + dv)), work)
+    moved = share * N * d + N * dv + share * keys * (d + dv)
+    return pairs * max(float(moved), work)
 
 
 def distance(moved: float, N: int, d: int, M: int, **call: Any) -> float:
     """How many times the lower bound `moved` elements are. `call` takes the keywords of `lower_bound`."""
     return moved / lower_bound(N, d, M, **call)
+
+
+def _positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ArgumentError(f"{name}: expected at least 1, got {size}")
 
 
 def _in_unit(name: str, value: float) -> None:
@@ -234,13 +243,11 @@ class _Visits:
 
     @staticmethod
     def of(problem: Problem, form: Any, rows: int, keys: int) -> _Visits:
-        tables = form.tensors()
-        device = tables[0].device if tables else "cpu"
-        states = form.tile_states(problem.q_length, problem.k_length, rows, keys, device)
-        low, high = (x.cpu() for x in (states.amin((0, 1)), states.amax((0, 1))))
-        stripe, tile = (high != _EMPTY).nonzero().unbind(1)
-        sides = (_sides(problem.q_length, rows), _sides(problem.k_length, keys))
-        return _Visits(stripe, tile, low[stripe, tile] != _FULL, *sides)
+        found = tiles.states(form, problem.q_length, problem.k_length, rows, keys)
+        low, high = found.amin((0, 1)), found.amax((0, 1))
+        stripe, tile = (high != tiles.EMPTY).nonzero().unbind(1)
+        sides = (tiles.sides(problem.q_length, rows), tiles.sides(problem.k_length, keys))
+        return _Visits(stripe, tile, low[stripe, tile] != tiles.FULL, *sides)
 
     def moved(self, by_row: bool, by_key: bool) -> tuple[int, bool]:
         """`(elements, whole)`: what one slot of fast memory loads while it follows the visits, per element of
@@ -253,11 +260,6 @@ class _Visits:
         changed = torch.ones_like(region, dtype=torch.bool)
         changed[1:] = region[1:] != region[:-1]
         return int((height * width * changed).sum()), whole
-
-
-def _sides(length: int, side: int) -> Tensor:
-    start = torch.arange(0, length, side)
-    return (start + side).clamp(max=length) - start
 
 
 def fold_traffic(

@@ -23,6 +23,9 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _SOURCE = "measured on this machine, {date}"
 #: How much one matrix product may differ before and after a measurement.
 _STEADY = 1.15
+#: Seconds after which a measurement on a slow or busy machine makes do with the turns that it has.
+_PATIENCE = 3.0
+_DOUBT = "measured while it was busy with something else: believe it less"
 Name = TypeVar("Name", bound=Hashable)
 _lock = threading.Lock()
 
@@ -30,17 +33,20 @@ _lock = threading.Lock()
 def seconds_of(
     runs: Mapping[Name, Callable[[], object]], least: float = 0.01, turns: int = 5
 ) -> dict[Name, float]:
-    """Seconds of each run: the fastest of `turns` turns of at least `least` seconds, since other work on the
-    machine can only add. Runs take turns, so that a slow moment does not hit one of them alone.
+    """Seconds of each run: the fastest of `turns` turns of at least `least` seconds each, since other work on
+    the machine can only add. Runs take turns, so that a slow moment does not hit one of them alone. After
+    `_PATIENCE` seconds no further turn begins.
     """
-    counts = {}
+    began, counts = time.perf_counter(), {}
     for name, run in runs.items():
         run()
         start = time.perf_counter()
         run()
         counts[name] = max(1, int(least / max(time.perf_counter() - start, 1e-7)))
     best = dict.fromkeys(runs, float("inf"))
-    for _ in range(turns):
+    for turn in range(turns):
+        if turn and time.perf_counter() - began > _PATIENCE:
+            break
         for name, run in runs.items():
             start = time.perf_counter()
             for _ in range(counts[name]):
@@ -71,14 +77,15 @@ def _this_cpu(name: str, folder: str, dtype: str, measure: Callable[[str], dict[
             known |= {"machine": description(), "date": time.strftime("%Y-%m-%d"), "figures": _figures()}
         rates = known.setdefault("rates", {})
         if dtype not in rates:
-            before = _matmul_rate(torch.float32)
+            before, others = _matmul_rate(torch.float32), _others_at_work()
             rates[dtype] = measure(dtype)
             # A machine that is busy with something else is measured again by the next process.
             steady = 1 / _STEADY < before / _matmul_rate(torch.float32) < _STEADY
+            steady = steady and not (others and _others_at_work())
             if steady:
                 store.write(name, known)
     figures = known["figures"]
-    source = _SOURCE.format(date=known["date"]) + ("" if steady else ", while it was busy: believe it less")
+    source = _SOURCE.format(date=known["date"])
     return Hardware(
         name="this CPU",
         device="cpu",
@@ -98,7 +105,17 @@ def _this_cpu(name: str, folder: str, dtype: str, measure: Callable[[str], dict[
             "memory_bytes": "the operating system",
         },
         rates=rates[dtype],
+        doubt="" if steady else _DOUBT,
     )
+
+
+def _others_at_work() -> bool:
+    """Whether so much else wants to run that PyTorch's threads have to share their cores; only Linux says."""
+    status = Path("/proc/loadavg")
+    if not status.exists():
+        return False
+    running = min(int(status.read_text().split()[3].split("/")[0]) for _ in range(3))
+    return running - 1 + torch.get_num_threads() > (os.cpu_count() or 1)
 
 
 def forget() -> None:
@@ -129,9 +146,10 @@ def model() -> str:
     return platform.processor() or platform.machine()
 
 
+@torch.no_grad()
 def _figures() -> dict[str, object]:
     """Bandwidths, matrix products, exponentials and the cost of one operation."""
-    large, tile, tiny = (torch.ones(n) for n in (64 * MIB // 4, 2 * MIB // 4, 4))
+    large, tile, tiny = (torch.ones(n, device="cpu") for n in (64 * MIB // 4, 2 * MIB // 4, 4))
     copy = torch.empty_like(large)
     found = seconds_of(
         {
@@ -152,7 +170,7 @@ def _figures() -> dict[str, object]:
 
 def _matmul_rate(dtype: torch.dtype) -> float:
     size = 768 if dtype in (torch.float32, torch.bfloat16) else 384
-    a, b = (torch.ones(size, size, dtype=dtype) for _ in range(2))
+    a, b = (torch.ones(size, size, dtype=dtype, device="cpu") for _ in range(2))
     return 2 * size**3 / seconds_of({"matmul": lambda: a @ b}, turns=3)["matmul"]
 
 

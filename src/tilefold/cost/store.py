@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -21,31 +22,36 @@ def folder() -> Path:
 
 
 def read(name: str) -> dict[str, Any]:
-    """What was written as `name`; empty if nothing was, or if it is not a JSON object."""
+    """What was written as `name`; empty if nothing was, or if it cannot be read as a JSON object."""
     path = folder() / f"{name}.json"
     try:
         found = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
-        # Half-written or foreign files count as nothing: what they held is measured anew.
+    except (OSError, ValueError, RecursionError):
+        # Files that are missing, foreign, half-written or out of reach count as nothing: no call may die of
+        # a cache, and what they held is measured anew.
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def remove(name: str) -> None:
     """Forget what was written as `name`, if anything was."""
-    (folder() / f"{name}.json").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (folder() / f"{name}.json").unlink()
 
 
 def write(name: str, content: dict[str, Any]) -> Path | None:
-    """Keep `content` as `name`, all of it or nothing; None where the folder cannot be written."""
-    path = folder() / f"{name}.json"
+    """Keep `content` as `name`, all of it or nothing; None where it cannot be written."""
+    path, draft = folder() / f"{name}.json", ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".json")
+        handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".draft")
+        with os.fdopen(handle, "w") as file:
+            json.dump(content, file, indent=1)
+        os.replace(draft, path)
     except OSError:
-        # A read-only home only means that the next process measures again.
+        # A read-only home or a full disk only means that the next process measures again.
+        if draft:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
         return None
-    with os.fdopen(handle, "w") as file:
-        json.dump(content, file, indent=1)
-    os.replace(draft, path)
     return path

@@ -174,7 +174,7 @@ class Band:
 
     def visible_count(self, Lq: int, Lk: int) -> float:
         """Visible elements of one batch element and head."""
-        at = torch.arange(Lk - Lq, Lk)
+        at = torch.arange(Lk - Lq, Lk, device="cpu")
         step = bounded(self.step)
         low = -at if self.lo is None else (-at).clamp(min=bounded(self.lo))
         high = Lk - 1 - at if self.hi is None else (Lk - 1 - at).clamp(max=bounded(self.hi))

@@ -42,7 +42,7 @@ def _call(found: Explanation) -> Panel:
     for name, value in (
         ("call", Text(found.call)),
         ("mask", Text(f"{found.mask} (lowered to {found.form})")),
-        ("machine", Text(found.machine)),
+        ("machine", Text.assemble(found.machine, (f" ({found.doubt})" if found.doubt else "", "yellow"))),
         ("backend", Text.assemble((found.backend, "bold green"), f": {found.how}")),
     ):
         table.add_row(name, value)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tilefold.cost import hardware, io, measure, roofline
+from tilefold.cost import hardware, io, measure, roofline, tiles
 from tilefold.cost.hardware import Hardware
 from tilefold.cost.steps import Bias
 from tilefold.errors import ArgumentError
@@ -84,7 +84,7 @@ def explain(question: Question, load: Load) -> Explanation:
     assert not isinstance(backend, str)
     passes = [backend.declare(p, form, b, question.bias_kind) for b in (False, True)]
     forward, backward = (roofline.estimate(d, question.machine) for d in passes)
-    tiles = count_tiles(p, form, passes[0].rows, passes[0].keys)
+    counted = count_tiles(p, form, passes[0].rows, passes[0].keys)
 
     def without(option: str) -> tuple[float, float]:
         """Seconds of both passes if one option were not there."""
@@ -98,16 +98,17 @@ def explain(question: Question, load: Load) -> Explanation:
     def touched(side: int) -> float:
         return count_tiles(p, form, side, side).share
 
-    facts = Facts(question, tiles, forward, backward, without, touched)
+    facts = Facts(question, counted, forward, backward, without, touched)
     return Explanation(
         call=describe(p, question.bias_kind),
         mask=question.mask,
         form=form.kind,
         machine=question.machine.name,
+        doubt=question.machine.doubt,
         plan=plan,
         how=passes[0].how,
         refusals=tuple(_others(p, form, plan.backend, load)),
-        tiles=tiles,
+        tiles=counted,
         forward=forward,
         backward=backward,
         bound_bytes=_bound(p, form, question.machine),
@@ -152,23 +153,13 @@ def count_tiles(problem: Problem, form: Any, rows: int, keys: int) -> TileCount:
     p = problem
     if p.is_empty:
         return TileCount(rows, keys, 0, 0, 0, 0, 0.0)
-    states = form.tile_states(p.q_length, p.k_length, rows, keys, torch.device("cpu")).cpu()
-    repeated = p.batch * p.q_heads // (states.shape[0] * states.shape[1])
-    heights, widths = (_sides(length, side) for length, side in ((p.q_length, rows), (p.k_length, keys)))
-    seen = states != 0
-    share = float((seen * (heights[:, None] * widths)).sum()) / (
-        states.shape[0] * states.shape[1] * p.q_length * p.k_length
-    )
-    visited, full = int(seen.sum()), int((states == 2).sum())
-    total = states.numel() * repeated
-    return TileCount(
-        rows, keys, total, visited * repeated, full * repeated, (visited - full) * repeated, share
-    )
-
-
-def _sides(length: int, side: int) -> torch.Tensor:
-    starts = torch.arange(0, length, side)
-    return (starts + side).clamp(max=length) - starts
+    states = tiles.states(form, p.q_length, p.k_length, rows, keys)
+    tables = states.shape[0] * states.shape[1]
+    seen, repeated = states != tiles.EMPTY, p.batch * p.q_heads // tables
+    area = tiles.sides(p.q_length, rows)[:, None] * tiles.sides(p.k_length, keys)
+    share = float((seen * area).sum()) / (tables * p.q_length * p.k_length)
+    visited, full = (int(n) * repeated for n in (seen.sum(), (states == tiles.FULL).sum()))
+    return TileCount(rows, keys, states.numel() * repeated, visited, full, visited - full, share)
 
 
 def describe(p: Problem, bias: Bias | None) -> str:

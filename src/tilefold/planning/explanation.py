@@ -13,7 +13,8 @@ from .plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class TileCount:
-    """Tiles of the score matrix over all batch elements and query heads.
+    """Tiles of the score matrix over all batch elements and query heads, as the backend classifies them: by
+    bounds per tile, which may call an empty or a full tile partial, and never the other way round.
 
     Attributes:
         rows, keys: the sides of a tile.
@@ -21,7 +22,7 @@ class TileCount:
         visited: those in which somebody sees something; the sum of `full` and `partial`.
         full: those without a hidden element, in which no mask code runs.
         partial: the others that are visited.
-        share: visited elements over all elements.
+        share: elements of visited tiles over all elements.
     """
 
     rows: int
@@ -42,6 +43,7 @@ class Explanation:
         mask: the mask as text, or "none".
         form: what the mask was lowered to: "band", "rows", "cols" or "bits".
         machine: name of the machine whose figures are used.
+        doubt: why these figures should be believed less; "" if nothing is known against them.
         plan: the plan that the next such call will use.
         how: one sentence: how the chosen backend will run it.
         refusals: every other backend, with all of its reasons.
@@ -50,7 +52,8 @@ class Explanation:
         backward: the backward pass.
         lse_bytes: bytes of `lse`.
         bound_bytes: the least that any exact algorithm moves forward with the fast memory of one core (Saha &
-            Ye, ICML 2024), up to the theorem's open constant, which is taken as 1.
+            Ye, ICML 2024), up to the theorem's open constant, which is taken as 1; under a mask a yardstick,
+            the same count over what is visible.
         advice: what is expensive and what could be done about it, one sentence each.
     """
 
@@ -66,6 +69,7 @@ class Explanation:
     backward: Estimate
     lse_bytes: int
     bound_bytes: float
+    doubt: str = ""
     advice: tuple[str, ...] = ()
 
     @property
@@ -90,7 +94,7 @@ class Explanation:
         lines = [
             f"call       {self.call}",
             f"mask       {self.mask}, lowered to {self.form}",
-            f"machine    {self.machine}",
+            f"machine    {self.machine}" + (f" ({self.doubt})" if self.doubt else ""),
             f"backend    {self.backend}: {self.how}",
         ]
         lines += [f"           not {name}: {reason}" for name, reasons in self.refusals for reason in reasons]
@@ -112,6 +116,7 @@ class Explanation:
             "mask": self.mask,
             "form": self.form,
             "machine": self.machine,
+            "doubt": self.doubt,
             "backend": self.backend,
             "how": self.how,
             "refusals": [{"backend": name, "reasons": list(reasons)} for name, reasons in self.refusals],

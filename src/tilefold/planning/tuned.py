@@ -9,6 +9,7 @@ import functools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -30,40 +31,41 @@ def architecture(device: torch.device | str) -> str:
     return where.type
 
 
-#: Values under trial, which go before every table.
+#: Values under trial, which go before every table, in every thread: autograd has threads of its own.
 _trial: dict[str, int] = {}
-#: An architecture that is not here, whose shipped table counts for the moment.
-_assumed: list[str] = []
+#: An architecture that is not here, whose shipped table counts in this context.
+_assumed: ContextVar[str | None] = ContextVar("assumed", default=None)
 
 
 def look_up(key: str, device_type: str) -> int:
     """The tuned value of `key` for devices of a kind; see `KEYS`."""
     if key in _trial:
         return _trial[key]
-    return int((shipped(_assumed[-1]) if _assumed else _table(device_type))[key])
+    assumed = _assumed.get()
+    return int((_table(device_type) if assumed is None else shipped(assumed))[key])
 
 
 @contextmanager
 def trying(key: str, value: int) -> Iterator[None]:
-    """`key` has `value` inside a `with`, for every device: what tuning measures."""
+    """`key` has `value` inside a `with`, for every device and thread: what tuning measures."""
+    before = _trial.get(key)
     _trial[key] = value
     try:
         yield
     finally:
-        del _trial[key]
+        _trial.pop(key, None)
+        if before is not None:
+            _trial[key] = before
 
 
 @contextmanager
 def assuming(arch: str | None) -> Iterator[None]:
-    """Inside a `with`, sizes are those of another architecture; None changes nothing."""
-    if arch is None:
-        yield
-        return
-    _assumed.append(arch)
+    """Inside a `with`, and in this thread, sizes are those of another architecture; None changes nothing."""
+    token = _assumed.set(_assumed.get() if arch is None else arch)
     try:
         yield
     finally:
-        _assumed.pop()
+        _assumed.reset(token)
 
 
 @functools.lru_cache(maxsize=8)

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .merge import all_finite, usable, widened, with_lse_channels
+from tilefold.select import all_finite
+
+from .merge import usable, widened, with_lse_channels
 from .programs import Group, Pieces, Program
 from .rects import Rect
 from .views import (

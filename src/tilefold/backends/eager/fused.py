@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from tilefold.problem import Problem, accumulator
+from tilefold.select import all_finite
 
 from . import backprop
-from .merge import all_finite, merge_into, merge_sink, usable, widened
+from .merge import merge_into, merge_sink, usable, widened
 from .programs import Group, Pieces, Program, plan
 from .rects import Rect
 from .views import (

@@ -4,15 +4,13 @@ all is finite.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
+from tilefold.select import all_finite
+
 #: Rows that are taken at once where a product of two large tensors is only summed.
 _ROWS = 4096
-#: Dtype of a sum, where it is not that of the tensor: the range of float16 is soon exhausted.
-_SUMMED = {torch.float16: torch.float32}
 
 
 def merge_into(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
@@ -67,13 +65,6 @@ def with_lse_channels(dout: Tensor, out: Tensor, dlse: Tensor) -> tuple[Tensor, 
     low = (dlse - high.to(dlse.dtype)).to(dout.dtype)
     minus = out.new_full((*out.shape[:-1], 2), -1.0)
     return torch.cat([dout, torch.stack([high, low], -1)], -1), torch.cat([out, minus], -1)
-
-
-def all_finite(*tensors: Tensor) -> bool:
-    """Is every element of every tensor finite? Reads values. A sum that overflows also says no, which costs
-    only speed.
-    """
-    return all(math.isfinite(x.sum(dtype=_SUMMED.get(x.dtype)).item()) for x in tensors)
 
 
 def usable(x: Tensor) -> Tensor:

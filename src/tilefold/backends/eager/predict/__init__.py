@@ -66,6 +66,10 @@ def _declaration(
     bias: Bias | None = None,
 ) -> Declaration:
     results = _result_bytes(problem, backward, bias)
+    if not backward:
+        # Rows that see nothing are written too.
+        least = results - problem.batch * problem.q_heads * problem.q_length * problem.accumulator.itemsize
+        bill.traffic["out"] = max(bill.traffic["out"], float(least))
     p, size = problem, problem.dtype.itemsize
     arguments = (p.batch * p.q_heads * p.q_length * p.head_dim) * size
     arguments += p.batch * p.k_heads * p.k_length * (p.head_dim + p.v_head_dim) * size

@@ -66,7 +66,7 @@ def at_size(dim: int) -> dict[int, float]:
 def measure(dtype: str) -> dict[str, float]:
     """Every rate for inputs of `dtype`, in seconds per unit."""
     kind = getattr(torch, dtype)
-    with torch.no_grad():
+    with torch.no_grad(), torch.device("cpu"):
         return {
             **_kernels(kind),
             **_masked(kind),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from tilefold.cost import tiles
 from tilefold.cost.memory import Heap
 from tilefold.cost.steps import Bias
 from tilefold.problem import Problem
@@ -41,18 +40,11 @@ def visited(problem: Problem, form: Any) -> tuple[int, int, int]:
     any batch element or head sees something there.
     """
     block, rows, keys = block_of(problem), problem.q_length, problem.k_length
-    states = form.tile_states(rows, keys, block, block, torch.device("cpu"))
-    low, high = states.amin((0, 1)).cpu(), states.amax((0, 1)).cpu()
-    heights = _sides(rows, block)
-    widths = _sides(keys, block)
-    area = heights[:, None] * widths
-    seen, mixed = high != 0, (high != 0) & (low != 2)
+    states = tiles.states(form, rows, keys, block, block)
+    low, high = states.amin((0, 1)), states.amax((0, 1))
+    area = tiles.sides(rows, block)[:, None] * tiles.sides(keys, block)
+    seen, mixed = high != tiles.EMPTY, (high != tiles.EMPTY) & (low != tiles.FULL)
     return int(seen.sum()), int((area * seen).sum()), int((area * mixed).sum())
-
-
-def _sides(length: int, block: int) -> torch.Tensor:
-    starts = torch.arange(0, length, block)
-    return (starts + block).clamp(max=length) - starts
 
 
 def declare(problem: Problem, form: Any, backward: bool, bias: Bias | None) -> Bill:
@@ -63,7 +55,7 @@ def declare(problem: Problem, form: Any, backward: bool, bias: Bias | None) -> B
     bill.add(f"call {direction}", 1, ops=40)
     if problem.is_empty:
         return bill
-    tiles, elements, mixed = visited(problem, form)
+    count, elements, mixed = visited(problem, form)
     pairs = problem.batch * problem.q_heads
     work = float(pairs * elements)
     flops = (6.0 * problem.head_dim + 4.0 * problem.v_head_dim) if backward else 4.0 * dims
@@ -74,7 +66,7 @@ def declare(problem: Problem, form: Any, backward: bool, bias: Bias | None) -> B
         return {
             "passes": _PASSES[option][index] * units * bill.size,
             "exps": special * units,
-            "ops": _OPS[option][index] * tiles,
+            "ops": _OPS[option][index] * count,
         }
 
     bill.add_sized(f"fold {direction}", work, flops=flops * work, **costs("", work))

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from tilefold.problem import Problem
+from tilefold.select import SUMMED
 
 from ..pieces import rows_per_block
 from ..programs import Group, Pieces, Program
@@ -50,6 +53,9 @@ def forward(problem: Problem, pieces: Pieces) -> Bill:
             _group_forward(bill, sizes, group)
     if pieces.masked:
         bill.add("sum", sizes.q * sizes.size, passes=sizes.q * sizes.size, ops=1)
+        if problem.dtype == torch.float16:
+            bill.heap.hold("widened", min(sizes.q, SUMMED) * sizes.wide)
+            bill.heap.free("widened")
     if "sink" in problem.options:
         bill.add("merge", sizes.q)
     return bill
@@ -279,9 +285,15 @@ def _rect_backward(bill: Bill, sizes: _Sizes, group: Group, rect: Rect, shared: 
         bill.add("copy" if stored else "add", times * keys * (sizes.size if stored else 1))
         if rect.kind == "flipped":
             bill.add("copy", times * (4 * rows + 2 * keys) * sizes.size)
-        # The kernel copies the result that it is given.
-        with bill.heap.holding(gradients=(rows + keys) * sizes.size, copied=rows * sizes.size):
-            _scratch(bill, sizes, rect.rows, gradients=True)
+        with bill.heap.holding(gradients=(rows + keys) * sizes.size):
+            # The kernel copies the result that it is given.
+            with bill.heap.holding(copied=rows * sizes.size):
+                _scratch(bill, sizes, rect.rows, gradients=True)
+            if sizes.size < sizes.wide:
+                # What is added to a wider sum is widened first.
+                added = max(0 if program.grad_rows[0] else rows, 0 if stored else keys // 2)
+                bill.heap.hold("widened", added * sizes.wide)
+                bill.heap.free("widened")
     _drop_table_mask(bill, rect)
 
 
