@@ -78,15 +78,28 @@ def test_a_quiet_machine_is_not_doubted(folder: Path) -> None:
 
 
 def test_others_are_seen_by_what_wants_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def reads(running: int) -> bool:
-        monkeypatch.setattr(Path, "read_text", lambda self: f"0.5 0.4 0.3 {running}/99 12345")
-        return measure._others_at_work()
-
     monkeypatch.setattr(Path, "exists", lambda self: True)
     monkeypatch.setattr(measure.os, "cpu_count", lambda: 4)
     monkeypatch.setattr(measure.torch, "get_num_threads", lambda: 3)
-    # This process is one of those that run.
-    assert [reads(n) for n in (1, 2, 3)] == [False, False, True]
+
+    def busy(*others: int) -> bool:
+        counts = iter(others)
+        monkeypatch.setattr(measure, "_others_running", lambda: next(counts))
+        return measure._others_at_work()
+
+    assert not busy(0, 0, 0, 0, 0)
+    assert not busy(1, 1, 1, 1, 1)
+    assert busy(2, 2, 2, 2, 2)
+    # A moment's work of others does no harm.
+    assert not busy(9, 9, 1, 9, 9)
+
+
+@pytest.mark.skipif(not Path("/proc/loadavg").exists(), reason="only Linux says what runs")
+def test_this_process_is_none_of_the_others() -> None:
+    assert any(measure._runs(path) for path in Path("/proc/self/task").iterdir())
+    assert not measure._runs(Path("/proc/self/task/0"))
+    running = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
+    assert measure._others_running() <= running + 8
 
 
 def test_patience_ends_after_whole_turns(monkeypatch: pytest.MonkeyPatch) -> None:

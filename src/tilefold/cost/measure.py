@@ -111,11 +111,26 @@ def _this_cpu(name: str, folder: str, dtype: str, measure: Callable[[str], dict[
 
 def _others_at_work() -> bool:
     """Whether so much else wants to run that PyTorch's threads have to share their cores; only Linux says."""
-    status = Path("/proc/loadavg")
-    if not status.exists():
+    if not Path("/proc/loadavg").exists():
         return False
-    running = min(int(status.read_text().split()[3].split("/")[0]) for _ in range(3))
-    return running - 1 + torch.get_num_threads() > (os.cpu_count() or 1)
+    others = min(_others_running() for _ in range(5))
+    return others + torch.get_num_threads() > (os.cpu_count() or 1)
+
+
+def _others_running() -> int:
+    """Tasks of other processes that run or want to, at one moment."""
+    # Idle threads of PyTorch's pool spin for a while.
+    time.sleep(0.02)
+    running = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
+    return running - len([path for path in Path("/proc/self/task").iterdir() if _runs(path)])
+
+
+def _runs(task: Path) -> bool:
+    """Whether a thread of this process is running; one that has ended meanwhile is not."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def forget() -> None:
