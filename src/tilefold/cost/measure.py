@@ -18,7 +18,7 @@ from . import store
 from .hardware import KIB, MIB, Hardware
 
 #: Changes when measurements change their meaning, so that old files are not believed.
-_EDITION = 4
+_EDITION = 5
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _SOURCE = "measured on this machine, {date}"
 #: How much one matrix product may differ before and after a measurement.

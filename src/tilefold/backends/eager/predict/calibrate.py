@@ -66,6 +66,9 @@ def at_size(dim: int) -> dict[int, float]:
 def measure(dtype: str) -> dict[str, float]:
     """Every rate for inputs of `dtype`, in seconds per unit."""
     kind = getattr(torch, dtype)
+    # glibc keeps memory instead of returning it once a block of nearly 32 MiB has been freed. Programs that
+    # have worked for a while are in that state, and the first calls of a process are not.
+    torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
     with torch.no_grad(), torch.device("cpu"):
         return {
             **_kernels(kind),
