@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 
 from tilefold.bench.cases import MEMORY, build
 from tilefold.bench.contestants import CONTESTANTS, OURS
@@ -14,8 +13,8 @@ from tilefold.bench.timing import extra_memory
 from tilefold.cost.memory import Heap
 
 LARGE = 64_000_000
-#: Bytes that small peaks may be off. CPUs with matrix units pack 16-bit operands before they multiply.
-SLACK = 10_000_000 if torch.cpu._is_amx_tile_supported() else 1_000_000
+#: Bytes that small peaks may be off.
+SLACK = 1_000_000
 
 
 #: Cases that hold something else in another dtype, each in that dtype.

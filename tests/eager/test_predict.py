@@ -142,3 +142,17 @@ def test_what_the_road_is_called() -> None:
     assert declared(masks.empty())[1].how == "nothing to compute: no query sees a key"
     assert fused.why_not(declared(None)[0], None) == []
     assert predict.__all__ == ["declare", "measure"]
+
+
+def test_packed_operands_count_where_the_cpu_has_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    def extra(rows: int, dtype: torch.dtype, units: bool) -> int:
+        monkeypatch.setattr(predict.fused, "matrix_units", lambda: units)
+        return declared(None, dtype=dtype, q_length=rows, batch=3)[1].extra_bytes
+
+    keys = 3 * 2 * 512 * 32 * 2
+    without = extra(512, torch.bfloat16, False)
+    # Both operands once per key head.
+    assert extra(512, torch.bfloat16, True) == without + 2 * keys
+    assert extra(512, torch.float16, True) == extra(512, torch.float16, False)
+    # With few rows it is not worth it.
+    assert extra(16, torch.bfloat16, True) == extra(16, torch.bfloat16, False)

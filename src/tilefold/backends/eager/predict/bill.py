@@ -13,19 +13,29 @@ from ..pieces import rows_per_block
 from .calibrate import KEY_BLOCK, at_size, class_of
 
 
+def matrix_units() -> bool:
+    """Whether this CPU multiplies tiles of bfloat16 (AMX), of which PyTorch's kernels make use."""
+    # PyTorch has no public question for it.
+    asked = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool(asked and asked())
+
+
 class Bill:
     """Steps, traffic and held memory of one pass.
 
     Attributes:
         dim, size: the head size, and the bytes of an element.
         threads: among which work is divided.
+        packs: whether PyTorch's forward kernel may pack keys and values.
         serial: whether the parts of a step are operations of their own; see `Step`.
         heap: what is held beyond arguments and results.
         traffic: bytes between slow and fast memory, by what they belong to.
     """
 
-    def __init__(self, dim: int, size: int, threads: int | None = None, *, serial: bool = False) -> None:
-        self.dim, self.size = dim, size
+    def __init__(
+        self, dim: int, size: int, threads: int | None = None, *, serial: bool = False, packs: bool = False
+    ) -> None:
+        self.dim, self.size, self.packs = dim, size, packs
         self.threads, self.serial = threads or torch.get_num_threads(), serial
         self.heap = Heap()
         self.traffic: dict[str, float] = defaultdict(float)

@@ -14,9 +14,11 @@ from ..pieces import rows_per_block
 from ..programs import Group, Pieces, Program
 from ..rects import Rect
 from ..views import BATCH_BYTES, batches, parts
-from .bill import Bill
+from .bill import Bill, matrix_units
 from .calibrate import KEY_BLOCK
 
+#: Least rows and keys from which operands are packed.
+_PACKED_FROM = 64
 #: Operations of one rectangle that the host issues, forward and backward.
 _OPS = {"forward": 8, "backward": 24}
 
@@ -39,13 +41,15 @@ class _Sizes:
 def forward(problem: Problem, pieces: Pieces) -> Bill:
     """Steps and memory of `fused.forward`."""
     sizes = _Sizes(problem)
-    bill = Bill(sizes.width, sizes.size)
+    bill = Bill(sizes.width, sizes.size, packs=problem.dtype == torch.bfloat16 and matrix_units())
     bill.add("call forward", 1, ops=20)
     _widen(bill, sizes, backward=False)
     if pieces.single is not None:
         bill.add("kernel call forward", 1)
         bill.kernel("forward", pieces.single, sizes.B * sizes.Hq, sizes.Lq, sizes.Lk)
-        _scratch(bill, sizes, sizes.Lq)
+        packed = _packed(bill, sizes, sizes.B * sizes.Hq, sizes.B * sizes.Hk, sizes.Lq, sizes.Lk)
+        with bill.heap.holding(packed=packed):
+            _scratch(bill, sizes, sizes.Lq)
     else:
         stored = pieces.whole and all(g.program.rows_once for g in pieces.groups)
         bill.add("copy" if stored else "fill", 0 if stored else sizes.q * sizes.size)
@@ -120,6 +124,17 @@ def _scratch(bill: Bill, sizes: _Sizes, rows: int, gradients: bool = False) -> N
     bill.heap.free("scratch", *(["narrow scratch"] if sizes.size < sizes.wide else []))
 
 
+def _packed(bill: Bill, sizes: _Sizes, pairs: int, key_pairs: int, rows: int, keys: int) -> int:
+    """Bytes of the copies of keys and values that PyTorch's forward kernel makes in bfloat16 where the CPU
+    has matrix units (AMX), if they are worth it: enough rows for each thread.
+    """
+    if not bill.packs or min(rows, keys) < _PACKED_FROM:
+        return 0
+    height = rows_per_block(rows)
+    blocks = -(-pairs * -(-rows // height) // bill.threads)
+    return 2 * key_pairs * keys * sizes.width * sizes.size if blocks * height >= 4 * pairs else 0
+
+
 def _group_forward(bill: Bill, sizes: _Sizes, group: Group) -> None:
     buffered = not group.program.rows_once and sizes.size < sizes.wide
     per_head = sizes.Lq * sizes.width * sizes.wide if buffered else 0
@@ -154,9 +169,11 @@ def _rect_forward(bill: Bill, sizes: _Sizes, group: Group, rect: Rect) -> None:
         else:
             bill.add("merge", times * written)
         # The last result is still held while the next is made.
+        key_pairs = pairs // heads * (group.k1 - group.k0)
+        packed = _packed(bill, sizes, pairs, key_pairs, rect.rows, rect.keys)
         for _ in range(min(times, 2)):
             part = written * sizes.size + pairs * rect.rows * sizes.wide
-            with bill.heap.holding(new=part):
+            with bill.heap.holding(new=part, packed=packed):
                 _scratch(bill, sizes, rect.rows)
             bill.heap.hold("part", 0)
             bill.heap.hold("part", part)
@@ -178,10 +195,11 @@ def _gather_forward(bill: Bill, sizes: _Sizes, group: Group, gather: Any) -> Non
         bill.add("gather", times * moved)
         _gather_mask(bill, sizes, n * rows * width, spans, times)
         out = n * heads * rows * sizes.width * sizes.size
+        packed = _packed(bill, sizes, n * heads, n * k_heads, rows, width)
         for _ in range(2):
             bill.heap.hold("gathered", moved - out)
             bill.heap.hold("mask", n * rows * width * sizes.size if spans else 0)
-            with bill.heap.holding(new=out):
+            with bill.heap.holding(new=out, packed=packed):
                 _scratch(bill, sizes, rows)
             bill.heap.hold("part", 0)
             bill.heap.hold("part", out)
