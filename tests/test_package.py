@@ -50,7 +50,7 @@ ARROWS = {
     "pictures": {"cost", "door", "masks", "planning"},
     "bench": {"cost", "door", "masks", "planning", "testing"},
     "cli": {"bench", "cost", "demo", "door", "masks", "ops", "pictures", "planning", "testing"},
-    "demo": {"door", "masks", "nn"},
+    "demo": {"bench", "door", "masks", "nn"},
     "testing": {"door", "masks", "ops", "philox", "planning", "problem", "reference", "scores"},
 }
 # Only these parts may import the package on the left.

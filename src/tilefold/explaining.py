@@ -15,7 +15,7 @@ from .cost.steps import Bias
 from .errors import ArgumentError, ArgumentTypeError, DtypeError, ShapeError
 from .masks import Mask
 from .problem import Problem
-from .scores import Scores
+from .scores import OPTIONS, Scores
 
 if TYPE_CHECKING:
     from .planning.explanation import Explanation
@@ -85,10 +85,6 @@ def explain(
     if problem is not None:
         used = tuple(name for name in OPTIONS if name in used or name in problem.options)
     return _explained(call, device, used, problem, machine)
-
-
-#: Score options in the order of `Scores.flags`.
-OPTIONS = ("softcap", "dropout", "bias", "sink", "alibi")
 
 
 def _explained(

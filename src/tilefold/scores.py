@@ -13,6 +13,9 @@ from torch import Tensor
 from . import philox
 from .problem import Positions, Problem, key_positions, query_positions
 
+#: Names of the score options, in the order of `Scores.flags`.
+OPTIONS = ("softcap", "dropout", "bias", "sink", "alibi")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
@@ -44,13 +47,13 @@ class Scores:
     def flags(self) -> tuple[str, ...]:
         """The names of the options in use, for `Problem.options`."""
         present = (
-            ("softcap", self.softcap is not None),
-            ("dropout", self.dropout_p > 0.0),
-            ("bias", self.bias is not None),
-            ("sink", self.sink is not None),
-            ("alibi", self.alibi_slopes is not None),
+            self.softcap is not None,
+            self.dropout_p > 0.0,
+            self.bias is not None,
+            self.sink is not None,
+            self.alibi_slopes is not None,
         )
-        return tuple(name for name, used in present if used)
+        return tuple(name for name, used in zip(OPTIONS, present, strict=True) if used)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,9 +16,9 @@ from rich.console import Console, RenderableType
 from rich.segment import Segment
 
 from tilefold import masks
+from tilefold.bench.timing import peak_memory
 from tilefold.cost.estimate import Estimate
 from tilefold.cost.units import flops, percent, seconds, size
-from tilefold.demo.probe import peak_bytes
 from tilefold.errors import ArgumentError, MaskError, TilefoldError
 from tilefold.pictures import grid, png
 from tilefold.pictures.explanation import picture
@@ -92,7 +92,7 @@ def test_the_part_that_is_shown_is_the_one_asked_for() -> None:
 def test_long_masks_are_counted_in_stripes() -> None:
     N = 2**16
     found: list[grid.Survey] = []
-    held = peak_bytes(lambda: found.append(survey(masks.causal(), Size(N, N), 1024)), torch.device("cpu"))
+    _, held = peak_memory(lambda: found.append(survey(masks.causal(), Size(N, N), 1024)))
     assert found[0].visible == N * (N + 1) // 2
     assert held < N * N // 64
 

@@ -12,10 +12,11 @@ import torch
 from rich.console import Console
 
 from tilefold import masks
+from tilefold.bench.timing import peak_memory
 from tilefold.demo import scaling as scaling_module
 from tilefold.demo.__main__ import MISSING, main, parse
 from tilefold.demo.corpus import Corpus
-from tilefold.demo.probe import Cost, measure, peak_bytes
+from tilefold.demo.probe import Cost, measure
 from tilefold.demo.sample import PROMPT
 from tilefold.demo.scaling import Outcome, Row, scaling
 from tilefold.demo.show import Show, seconds, size, sparkline
@@ -130,14 +131,14 @@ def test_peak_is_the_most_held_at_once() -> None:
         del first, second
         torch.zeros(MiB)
 
-    assert peak_bytes(call, CPU) == 12 * MiB
+    assert peak_memory(call, CPU)[1] == 12 * MiB
 
 
 def test_peak_counts_what_kernels_allocate_inside() -> None:
     x = torch.randn(1, 2, 256, 16)
     visible = torch.ones(256, 256, dtype=torch.bool)
     # The boolean mask becomes a float32 one inside.
-    assert peak_bytes(lambda: sdpa(x, x, x, mask=visible[None, None]), CPU) >= 256 * 256 * 4
+    assert peak_memory(lambda: sdpa(x, x, x, mask=visible[None, None]), CPU)[1] >= 256 * 256 * 4
 
 
 def test_measuring_repeats_short_calls_and_not_long_ones() -> None:

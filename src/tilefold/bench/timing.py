@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from tilefold.errors import ArgumentError
 
 Run = Callable[[], Any]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,17 @@ def extra_memory(run: Callable[[], tuple[Tensor, ...]], device: torch.device | s
     """The most bytes that torch's allocator held at once during `run`, beyond what it held before, without
     those of the results.
     """
+    results, peak = peak_memory(run, device)
+    return peak - sum(t.untyped_storage().nbytes() for t in results)
+
+
+def peak_memory(run: Callable[[], Result], device: torch.device | str = "cpu") -> tuple[Result, int]:
+    """What `run` returns, and the most bytes that torch's allocator held at once meanwhile, beyond what it
+    held before.
+
+    On CUDA the caching allocator counts them. On a CPU it is the largest sum of the profiler's memory events,
+    those inside kernels included.
+    """
     device = torch.device(device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -150,16 +162,9 @@ def extra_memory(run: Callable[[], tuple[Tensor, ...]], device: torch.device | s
         before = torch.cuda.memory_allocated(device)
         results = run()
         torch.cuda.synchronize(device)
-        peak = torch.cuda.max_memory_allocated(device) - before
-    else:
-        results, peak = _profiled(run)
-    return peak - sum(t.untyped_storage().nbytes() for t in results)
-
-
-def _profiled(run: Callable[[], tuple[Tensor, ...]]) -> tuple[tuple[Tensor, ...], int]:
-    """Results, and the largest sum of the profiler's memory events, those inside kernels included."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with _silent_stderr(), torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        return results, torch.cuda.max_memory_allocated(device) - before
+    options: Any = {"activities": [torch.profiler.ProfilerActivity.CPU], "profile_memory": True}
+    with _silent_stderr(), torch.profiler.profile(acc_events=True, **options) as profile:
         results = run()
     assert profile.profiler is not None and profile.profiler.kineto_results is not None
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from tilefold import masks
+from tilefold.cost.tiles import EMPTY, FULL, PARTIAL
 from tilefold.errors import ArgumentError
 from tilefold.masks import Band, Bits, Form
-
-EMPTY, PARTIAL, FULL = 0, 1, 2
 
 # Elements evaluated in one go.
 _STRIPE = 2**22

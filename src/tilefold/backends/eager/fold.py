@@ -15,13 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tilefold.cost.tiles import EMPTY, FULL
 from tilefold.planning.backend import Gradients, Work
 from tilefold.planning.tuned import look_up
 from tilefold.problem import Problem
 from tilefold.scores import Places, bias_tile
 from tilefold.select import Selected, finite
-
-_EMPTY, _FULL = 0, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +55,9 @@ class _Fold:
         for m, r in enumerate(range(0, rows, block)):
             stripe = slice(r, min(r + block, rows))
             tiles = [
-                Tile(stripe, slice(c, min(c + block, keys)), mixed=low[m][n] != _FULL)
+                Tile(stripe, slice(c, min(c + block, keys)), mixed=low[m][n] != FULL)
                 for n, c in enumerate(range(0, keys, block))
-                if high[m][n] != _EMPTY
+                if high[m][n] != EMPTY
             ]
             yield stripe, tiles
 

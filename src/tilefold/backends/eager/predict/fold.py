@@ -126,15 +126,9 @@ class _Forward:
     def scores(self, name: str) -> None:
         """`score(raw(tile))` under a name; the old holder of the name is still there meanwhile."""
         self.raw()
-        kept = self.score()
-        if kept == "raw":
-            self.heap.free("raw")
-            self.heap.hold(name, 0)
-            self.heap.hold(name, self.tile)
-        else:
-            self.heap.free("raw", kept)
-            self.heap.hold(name, 0)
-            self.heap.hold(name, self.tile)
+        self.heap.free(*{"raw", self.score()})
+        self.heap.hold(name, 0)
+        self.heap.hold(name, self.tile)
 
     def raw(self) -> None:
         p, heap = self.problem, self.heap
