@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+# The oldest Triton that the kernels support, in a folder that goes before the one of .venv, which is newer.
+OLDEST_TRITON := 3.6.0
+OLDEST := $(VENV)/triton-$(OLDEST_TRITON)
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check clean
+.PHONY: help demo test test-oldest-triton compile-all gpu-record check clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 10) and f"tilefold needs Python 3.10 or newer; $(PYTHON) is {v}. Try: make PYTHON=python3.12 ...")'
@@ -21,9 +24,27 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## train, verify, measure and sample on this machine (options: make demo ARGS="--device cuda")
 	@$(BIN)/python -m tilefold.demo $(ARGS)
 
-test: $(STAMP)  ## run the tests that need neither a GPU nor patience (options: make test ARGS="-k masks")
+test: $(OLDEST)/.ready  ## run the tests that need neither a GPU nor patience (options: make test ARGS="-k masks")
 	@# Test tensors are small: more threads would wait for each other longer than they work.
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q $(ARGS)
+	@# The kernels, interpreted, which takes a process of its own.
+	$(if $(ARGS),,TRITON_INTERPRET=1 PYTHONPATH=$(OLDEST) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q tests/triton -m interpreter)
+	@$(BIN)/python benchmarks/gpu_record.py --check || true
+
+# Where Triton cannot be had, its tests are skipped.
+$(OLDEST)/.ready: $(STAMP) Makefile
+	@rm -rf $(OLDEST)
+	@$(BIN)/python -m pip install --quiet --no-deps --target $(OLDEST) 'triton==$(OLDEST_TRITON); sys_platform == "linux"'
+	@mkdir -p $(OLDEST) && touch $@
+
+test-oldest-triton: $(OLDEST)/.ready  ## compile the Triton kernels with the oldest supported Triton
+	PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest -q tests/triton/test_ahead.py $(ARGS)
+
+gpu-record: $(STAMP)  ## run the GPU suite on this machine and record it (options: make gpu-record ARGS="--limit 3000")
+	@$(BIN)/python benchmarks/gpu_record.py $(ARGS); status=$$?; $(BIN)/python benchmarks/readme_tables.py; exit $$status
+
+compile-all: $(STAMP)  ## compile every kernel for every architecture (half an hour)
+	$(BIN)/python -m pytest -q tests/triton/test_ahead.py -m "slow or not slow" $(ARGS)
 
 check: $(STAMP)  ## lint and type-check
 	$(BIN)/ruff check .

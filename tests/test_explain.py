@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from tilefold import Problem, attention, explain, masks, ops
 from tilefold.backends.eager import predict
+from tilefold.cost import tiles
 from tilefold.cost.hardware import MACHINES
 from tilefold.errors import (
     ArgumentError,
@@ -23,6 +25,7 @@ from tilefold.errors import (
 )
 from tilefold.ops import prepare
 from tilefold.planning.backend import KNOWN_BACKENDS
+from tilefold.planning.explain import count_tiles
 from tilefold.planning.plan import Plan
 
 
@@ -37,6 +40,9 @@ def problem(**changes: Any) -> Problem:
     }  # fmt: skip
     return Problem(**(sizes | changes))
 
+
+#: Without Triton, a call on a GPU is one for the fold.
+needs_triton = pytest.mark.skipif(not find_spec("triton"), reason="needs Triton")
 
 # The plan.
 
@@ -98,12 +104,33 @@ def test_a_backend_that_declines_raises_as_the_call_would() -> None:
 
 
 @pytest.mark.parametrize("machine", list(MACHINES))
-def test_a_problem_is_explained_for_every_machine(machine: str) -> None:
-    found = explain(problem(), mask=masks.causal(), machine=machine)
-    assert found.machine == machine
+@pytest.mark.parametrize(
+    "backend, products",
     # The fold multiplies in float32.
-    assert found.forward.seconds > found.forward.flops / MACHINES[machine].matmul_rate("float32") > 0
+    [("eager", "float32"), pytest.param(None, "bfloat16", marks=needs_triton)],
+)
+def test_a_problem_is_explained_for_every_machine(machine: str, backend: str | None, products: str) -> None:
+    found = explain(problem(backend=backend), mask=masks.causal(), machine=machine)
+    assert (found.machine, found.backend) == (machine, backend or "triton")
+    assert found.forward.seconds > found.forward.flops / MACHINES[machine].matmul_rate(products) > 0
+    assert found.backward.seconds > found.forward.seconds
     assert found.backward.flops == pytest.approx(2.5 * found.forward.flops, rel=0.1)
+
+
+@needs_triton
+def test_what_is_printed_about_a_gpu_is_the_plan_of_its_kernels() -> None:
+    found = explain(problem(), mask=masks.causal(), machine="H200")
+    text = str(found)
+    for part in (
+        "backend    triton: fused Triton kernel, forward in tiles of 128 x 64",
+        "not hopper: the hopper backend is not part of this version",
+        "not eager: it would run this call too, but triton comes first",
+    ):
+        assert part in text
+    assert found.advice == ()
+    for one in (found.forward, found.backward):
+        assert one.seconds > 0 < one.bytes
+        assert 0 < one.extra_bytes < one.result_bytes
 
 
 def test_shapes_without_data_give_what_a_problem_gives() -> None:
@@ -117,7 +144,8 @@ def test_tensors_are_explained_as_if_they_lay_on_the_named_machine() -> None:
     found = explain(q, k, v, mask=masks.padding(torch.tensor([100])), machine="h100")
     assert (found.machine, found.form) == ("H100", "rows")
     assert "on cuda" in found.call
-    assert any("run on cpu, not on cuda" in part for part in (found.how,))
+    folded = explain(q, k, v, backend="eager", machine="h100")
+    assert "run on cpu, not on cuda" in folded.how
 
 
 def test_options_of_a_problem_and_of_the_call_add_up() -> None:
@@ -126,16 +154,26 @@ def test_options_of_a_problem_and_of_the_call_add_up() -> None:
     assert found.forward.traffic["bias"] > 0
 
 
-def test_machines_differ_by_their_figures() -> None:
-    fast, slow = (explain(problem(batch=8, q_length=8192), machine=m).forward for m in ("B200", "A100"))
+@pytest.mark.parametrize(
+    "backend, ratio", [("eager", 19.5 / 75), pytest.param("triton", 312 / 2250, marks=needs_triton)]
+)
+def test_machines_differ_by_their_figures(backend: str, ratio: float) -> None:
+    call = problem(batch=8, q_length=8192, backend=backend)
+    fast, slow = (explain(call, machine=m).forward for m in ("B200", "A100"))
     assert fast.flops == slow.flops
-    assert fast.shares["matmul"] == pytest.approx(slow.shares["matmul"] * 19.5 / 75)
+    assert fast.shares["matmul"] == pytest.approx(slow.shares["matmul"] * ratio)
     assert fast.shares["memory"] < slow.shares["memory"] / 3
+    # The fold waits for the host, whatever the machine.
+    assert fast.seconds < slow.seconds / 3 or backend == "eager"
 
 
-def test_tuned_tiles_are_those_of_the_named_architecture() -> None:
-    hopper, ampere = (explain(problem(), machine=m).tiles.rows for m in ("H200", "A100"))
-    assert (hopper, ampere) == (1024, 512)
+@pytest.mark.parametrize(
+    "backend, hopper, ampere",
+    [("eager", 1024, 512), pytest.param("triton", 128, 64, marks=needs_triton)],
+)
+def test_tuned_tiles_are_those_of_the_named_architecture(backend: str, hopper: int, ampere: int) -> None:
+    call = problem(head_dim=128, v_head_dim=128, backend=backend)
+    assert [explain(call, machine=m).tiles.keys for m in ("H200", "A100")] == [hopper, ampere]
 
 
 # What is counted.
@@ -158,10 +196,44 @@ def test_tiles_of_causal(tile: tuple[int, int], options: dict[str, Any]) -> None
     assert found.share == int(some.sum()) / some.numel()
 
 
-def test_flops_of_a_full_call_are_those_of_its_products() -> None:
-    found = explain(problem(k_heads=8), machine="H200")
+@pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=needs_triton)])
+def test_flops_of_a_full_call_are_those_of_its_products(backend: str) -> None:
+    found = explain(problem(k_heads=8, backend=backend), machine="H200")
     assert found.forward.flops == 4 * 2 * 8 * 1024**2 * 64
     assert found.backward.flops == 10 * 2 * 8 * 1024**2 * 64
+    # The kernels multiply in bfloat16, and compute scores and their derivatives twice.
+    computed = {"eager": 10, "triton": 14}[backend] * 2 * 8 * 1024**2 * 64
+    rate = MACHINES["H200"].matmul_rate("bfloat16" if backend == "triton" else "float32")
+    assert found.backward.shares["matmul"] == pytest.approx(computed / rate)
+
+
+@pytest.mark.parametrize("lengths", [(1000, 1000), (300, 1000), (1000, 300), (64, 64)])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masks.full(), masks.empty(), masks.causal(), masks.window(100, 0), masks.window(-5, 90),
+        masks.window(None, -200), masks.window(0, None), masks.window(None, 2000),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_tiles_of_bands_are_counted_as_they_are_classified(
+    mask: masks.Mask, lengths: tuple[int, int]
+) -> None:
+    form = masks.lower(mask, (), 1, 1, *lengths, "cpu")
+    call = problem(batch=1, q_heads=1, k_heads=1, q_length=lengths[0], k_length=lengths[1])
+    for rows, keys in ((128, 64), (32, 48), (1024, 16)):
+        found, states = count_tiles(call, form, rows, keys), tiles.states(form, *lengths, rows, keys)
+        assert found.total == states.numel()
+        assert (found.partial, found.full) == tuple(int((states == n).sum()) for n in (1, 2))
+        sides = tiles.sides(lengths[0], rows)[:, None] * tiles.sides(lengths[1], keys)
+        assert found.share == float(((states > 0) * sides).sum()) / (lengths[0] * lengths[1])
+
+
+@needs_triton
+def test_a_million_tokens_are_explained() -> None:
+    found = explain(problem(batch=1, q_length=1 << 20, k_length=1 << 20), mask=masks.causal(), machine="H200")
+    assert found.tiles.total == 8 * (1 << 20) ** 2 // (128 * 64)
+    assert 0.5 < found.tiles.share < 0.501
 
 
 def test_results_and_lse() -> None:
@@ -255,7 +327,7 @@ def test_advice_about_a_bias_that_is_most_of_what_moves() -> None:
     one = torch.randn(1, 1, 1024, 1024)
     q, k, v = tensors(H=8, L=1024, D=16)
     text = advice(q, k, v, bias=one.repeat(1, 8, 1, 1), machine="H200")
-    assert "the bias is 33.6 MB of the 3" in text
+    assert "the bias is 33.6 MB of the" in text
     assert "moved forward; it is broadcastable over heads in all 1,024 places compared: pass it" in text
     assert "broadcastable over heads" in advice(q, k, v, bias=one.expand(1, 8, -1, -1), machine="H200")
     own = advice(q, k, v, bias=torch.randn(1, 8, 1024, 1024), machine="H200")
@@ -308,7 +380,8 @@ def test_advice_about_scattered_masks() -> None:
 
 
 def test_advice_about_gpus_without_kernels_and_about_copies() -> None:
-    assert "no GPU kernel takes this call" in advice(problem(), machine="H200")
+    assert "no GPU kernel takes this call" in advice(problem(dtype=torch.float64), machine="H200")
+    assert "no GPU kernel takes this call" in advice(problem(backend="eager"), machine="H200")
     q, k, v = tensors()
     text = advice(q.transpose(-1, -2).contiguous().transpose(-1, -2), k, v, machine="H200")
     assert "q: the last dimension is not contiguous" in text

@@ -51,13 +51,23 @@ ARROWS = {
     "bench": {"cost", "door", "masks", "planning", "testing"},
     "cli": {"bench", "cost", "demo", "door", "masks", "ops", "pictures", "planning", "testing"},
     "demo": {"bench", "door", "masks", "nn"},
-    "testing": {"door", "masks", "ops", "philox", "planning", "problem", "reference", "scores"},
+    "testing": {
+        "backends.triton",
+        "door",
+        "masks",
+        "ops",
+        "philox",
+        "planning",
+        "problem",
+        "reference",
+        "scores",
+    },
 }
 # Only these parts may import the package on the left.
 RESERVED = {
     "torch.library": {"ops"},
     "torch.autograd": {"ops", "demo", "testing", "bench"},
-    "triton": {"backends.triton", "backends.hopper"},
+    "triton": {"backends.triton", "backends.hopper", "testing"},
 }
 
 

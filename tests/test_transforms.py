@@ -357,6 +357,7 @@ def test_the_ops_pass_opcheck(name: str, requires_grad: bool, monkeypatch: pytes
     forward, backward, second = (
         getattr(torch.ops.tilefold, op).default for op in ("forward", "backward", "second_order")
     )
+    monkeypatch.setattr(tilefold.ops.kernels, "unwatched", lambda *_: False)
     monkeypatch.setattr(tilefold.ops, "forward_op", lambda *args: calls.append(args) or forward(*args))
     q, k, v = tensors(torch.float32, requires_grad=False)
     keywords = {

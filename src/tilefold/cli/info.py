@@ -17,11 +17,14 @@ OPTIONAL = ("triton", "rich", "typer", "matplotlib", "numpy", "transformers")
 
 def command(json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False) -> None:
     """Versions, devices, and what each backend can run on them."""
-    devices = _devices()
+    from tilefold.testing import record
+
+    devices, state = _devices(), record.state()
     found = {
         "versions": _versions(),
         "devices": devices,
         "backends": _backends(devices),
+        "gpu_record": {"kind": state.kind, "sentence": state.sentence},
         "cache": _cache(),
     }
     if json:
@@ -31,6 +34,7 @@ def command(json: Annotated[bool, typer.Option("--json", help="Print it as JSON.
     for title, table in (
         ("Versions", _listed((name, value or "not installed") for name, value in found["versions"].items())),
         ("Devices", _listed((device["kind"], _described(device)) for device in devices)),
+        ("GPU record", _listed([(state.kind, state.sentence)])),
         ("Cache", _listed([(found["cache"]["folder"], ", ".join(found["cache"]["files"]) or "empty")])),
     ):
         console.print(Text(title, style="bold"))

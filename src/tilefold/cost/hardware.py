@@ -1,7 +1,7 @@
 """Machines: what they can move and compute per second, each figure with its source.
 
-GPU figures are the makers' peaks (dense, without sparsity), so predictions from them are floors. "This CPU"
-is measured, see `measure.py`.
+GPU figures are the makers' peaks (dense, without sparsity): predictions from them are floors, but for kernels
+that say which share of a peak they reach. "This CPU" is measured, see `measure.py`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Hardware:
         sources: where each figure comes from, by field name.
         rates: seconds per unit of a backend's own steps, for machines that were measured; see `steps.Step`.
         doubt: why the figures should be believed less; "" if nothing is known against them.
+        cache_bytes: the cache between slow memory and the cores that all of them share; 0 where none counts.
     """
 
     name: str
@@ -52,6 +53,12 @@ class Hardware:
     sources: Mapping[str, str]
     rates: Mapping[str, float] = field(default_factory=dict)
     doubt: str = ""
+    cache_bytes: int = 0
+
+    @property
+    def instructions(self) -> float:
+        """Elementwise float32 instructions per second: a multiply-add of the peak is two FLOP."""
+        return self.matmul["float32"] / 2
 
     def matmul_rate(self, dtype: str) -> float:
         """FLOP/s of products in `dtype`; that of float32 for a dtype without a figure."""
@@ -59,7 +66,7 @@ class Hardware:
 
 
 class Sheet(NamedTuple):
-    """A data sheet: TB/s, dense TFLOP/s by precision, boost clock in GHz, cores, GB of memory."""
+    """A data sheet: TB/s, dense TFLOP/s by precision, boost clock in GHz, cores, GB of memory, MiB of L2."""
 
     bandwidth: float
     half: float
@@ -69,6 +76,7 @@ class Sheet(NamedTuple):
     clock: float
     cores: int
     memory: float
+    cache: int
 
 
 #: Special functions per clock and core: 16 on every architecture of the table.
@@ -77,6 +85,7 @@ _LAUNCH = 7e-6
 _LAUNCH_SOURCE = "host time of a sum of four numbers, measured beside an H200 with PyTorch 2.11"
 #: Share of the bandwidth that elementwise operations reach.
 _ACHIEVED = 0.8
+_HOPPER = "NVIDIA H100 architecture white paper (L2); the H200 is the same chip with other memory"
 _CUDA_GUIDE = "CUDA C++ Programming Guide, table of technical specifications per compute capability"
 
 
@@ -88,6 +97,7 @@ def _gpu(
     *,
     fast_kib: int,
     fast_source: str = _CUDA_GUIDE,
+    cache_source: str,
 ) -> Hardware:
     """A GPU from its data sheet, with KiB of fast memory per core."""
     matmul = dict.fromkeys(("bfloat16", "float16"), sheet.half * TERA)
@@ -106,6 +116,7 @@ def _gpu(
         fast_bytes=fast_kib * KIB,
         cores=sheet.cores,
         memory_bytes=int(sheet.memory * 1e9),
+        cache_bytes=sheet.cache * MIB,
         sources={
             **dict.fromkeys(("bandwidth", "cores", "memory_bytes"), source),
             "matmul": f"{source}; dense peaks of matrix units, float32 without TF32",
@@ -113,6 +124,7 @@ def _gpu(
             "passes": f"{_ACHIEVED:g} times the bandwidth, as sums of 16 to 64 MB reach on an H200",
             "launch": _LAUNCH_SOURCE,
             "fast_bytes": fast_source,
+            "cache_bytes": cache_source,
         },
     )
 
@@ -122,57 +134,128 @@ _ALL = (
         "H200",
         "sm90",
         "NVIDIA H200 Tensor Core GPU data sheet (SXM)",
-        Sheet(bandwidth=4.8, half=989.4, fp8=1978.9, fp32=66.9, fp64=66.9, clock=1.83, cores=132, memory=141),
+        Sheet(
+            bandwidth=4.8,
+            half=989.4,
+            fp8=1978.9,
+            fp32=66.9,
+            fp64=66.9,
+            clock=1.83,
+            cores=132,
+            memory=141,
+            cache=50,
+        ),
         fast_kib=227,
+        cache_source=_HOPPER,
     ),
     _gpu(
         "H100",
         "sm90",
         "NVIDIA H100 Tensor Core GPU data sheet (SXM5)",
-        Sheet(bandwidth=3.35, half=989.4, fp8=1978.9, fp32=66.9, fp64=66.9, clock=1.83, cores=132, memory=80),
+        Sheet(
+            bandwidth=3.35,
+            half=989.4,
+            fp8=1978.9,
+            fp32=66.9,
+            fp64=66.9,
+            clock=1.83,
+            cores=132,
+            memory=80,
+            cache=50,
+        ),
         fast_kib=227,
+        cache_source=_HOPPER,
     ),
     _gpu(
         "A100",
         "sm80",
         "NVIDIA A100 Tensor Core GPU data sheet (80 GB SXM)",
-        Sheet(bandwidth=2.039, half=312.0, fp8=None, fp32=19.5, fp64=19.5, clock=1.41, cores=108, memory=80),
+        Sheet(
+            bandwidth=2.039,
+            half=312.0,
+            fp8=None,
+            fp32=19.5,
+            fp64=19.5,
+            clock=1.41,
+            cores=108,
+            memory=80,
+            cache=40,
+        ),
         fast_kib=163,
+        cache_source="NVIDIA A100 architecture white paper (L2)",
     ),
     _gpu(
         "L40S",
         "sm89",
         "NVIDIA L40S data sheet",
         Sheet(
-            bandwidth=0.864, half=362.05, fp8=733.0, fp32=91.6, fp64=1.43, clock=2.52, cores=142, memory=48
+            bandwidth=0.864,
+            half=362.05,
+            fp8=733.0,
+            fp32=91.6,
+            fp64=1.43,
+            clock=2.52,
+            cores=142,
+            memory=48,
+            cache=96,
         ),
         fast_kib=99,
+        cache_source="NVIDIA Ada GPU architecture white paper, AD102 (L2)",
     ),
     _gpu(
         "RTX 4090",
         "sm89",
         "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090 (float32 accumulation)",
-        Sheet(bandwidth=1.008, half=165.2, fp8=330.3, fp32=82.6, fp64=1.29, clock=2.52, cores=128, memory=24),
+        Sheet(
+            bandwidth=1.008,
+            half=165.2,
+            fp8=330.3,
+            fp32=82.6,
+            fp64=1.29,
+            clock=2.52,
+            cores=128,
+            memory=24,
+            cache=72,
+        ),
         fast_kib=99,
+        cache_source="NVIDIA Ada GPU architecture white paper, GeForce RTX 4090 (L2)",
     ),
     _gpu(
         "MI300X",
         "gfx942",
         "AMD Instinct MI300X data sheet",
         Sheet(
-            bandwidth=5.3, half=1307.4, fp8=2614.9, fp32=163.4, fp64=163.4, clock=2.1, cores=304, memory=192
+            bandwidth=5.3,
+            half=1307.4,
+            fp8=2614.9,
+            fp32=163.4,
+            fp64=163.4,
+            clock=2.1,
+            cores=304,
+            memory=192,
+            cache=4,
         ),
         fast_kib=64,
         fast_source="AMD CDNA 3 architecture white paper (local data share)",
+        cache_source="AMD CDNA 3 architecture white paper (L2 of one of eight dies, as drivers report it)",
     ),
     _gpu(
         "B200",
         "sm100",
         "NVIDIA Blackwell data sheet (HGX B200, one GPU)",
         Sheet(
-            bandwidth=8.0, half=2250.0, fp8=4500.0, fp32=75.0, fp64=37.0, clock=1.965, cores=148, memory=180
+            bandwidth=8.0,
+            half=2250.0,
+            fp8=4500.0,
+            fp32=75.0,
+            fp64=37.0,
+            clock=1.965,
+            cores=148,
+            memory=180,
+            cache=126,
         ),
         fast_kib=227,
+        cache_source="NVIDIA Blackwell data sheet and drivers (L2 of both dies)",
     ),
 )
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .grid import Grid
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -21,6 +23,10 @@ class Step:
         exps: exponentials and other special functions.
         ops: operations that the host issues one by one.
         serial: its parts follow one another, as operations that are not fused do, instead of overlapping.
+        grid: the programs of a GPU kernel, from which its time follows; its units are theirs.
+        moved: bytes that a GPU kernel moves through slow memory. What its programs read again, or read from
+            each other, lies in a cache of all cores and counts once.
+        repeated: floating-point operations in products that another step of the pass has counted already.
     """
 
     rate: str
@@ -30,6 +36,9 @@ class Step:
     exps: float = 0.0
     ops: float = 0.0
     serial: bool = False
+    grid: Grid | None = None
+    moved: float = 0.0
+    repeated: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

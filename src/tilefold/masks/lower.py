@@ -118,7 +118,8 @@ def lower(
             return found
     whole = parse(mask, tensors) if isinstance(mask, str) else mask
     form = _lowered(whole, B, Hq, Lq, Lk, where, validate)
-    if key is not None:
+    # What is made while a CUDA graph is captured holds nothing before the graph is replayed.
+    if key is not None and not _captures(where):
         cache.put(key, holders, form)
     return form
 
@@ -179,8 +180,12 @@ def _narrowed(found: Spans | None, length: int, device: torch.device) -> Spans |
     return found
 
 
+def _captures(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def _refuse_capture(device: torch.device) -> None:
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if _captures(device):
         raise MaskError(
             "mask: expected one whose lowering does not read the device while a CUDA graph is captured, "
             "got one that does (call mask.build(B, Hq, Lq, Lk, device) before the capture)"

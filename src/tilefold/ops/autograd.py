@@ -11,7 +11,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from tilefold.errors import DerivativeError
 
-from .kernels import LIBRARY, backward_op, forward_op, second_order_op
+from .kernels import LIBRARY, backward_op, forward_op, run_backward, run_forward, second_order_op, unwatched
 from .prepare import DIFFERENTIABLE
 
 
@@ -19,11 +19,13 @@ from .prepare import DIFFERENTIABLE
 class Rest:
     """What a Function takes beside the tensors of a call. One opaque argument is cheaper than many, and
     functorch would take a tuple apart. Mask tensors and tables go as tensors, so that vmap can see them.
+    `direct`: the ops may be run without PyTorch's dispatcher (`kernels.unwatched`).
     """
 
     plain: tuple[Any, ...]
     masks: int
     needs: list[bool] = field(default_factory=list)
+    direct: bool = False
 
     def arguments(self, tensors: Any) -> tuple[Any, ...]:
         """The op's arguments from the tensors that `flat` made of them."""
@@ -31,12 +33,12 @@ class Rest:
         return (*tensors[:7], list(tensors[7:end]), list(tensors[end:]), *self.plain)
 
 
-def flat(args: tuple[Any, ...], needs: list[bool] | None = None) -> tuple[Any, ...]:
+def flat(args: tuple[Any, ...], needs: list[bool] | None = None, direct: bool = False) -> tuple[Any, ...]:
     """The op's arguments as a Function takes them: tensors, then one `Rest`."""
     mask_tensors, tables = args[7], args[8]
     # Tensors made in inference mode cannot be saved for backward; tables are small.
     held = (t.clone() if t.is_inference() else t for t in (*mask_tensors, *tables))
-    return (*args[:7], *held, Rest(args[9:], len(mask_tensors), needs or []))
+    return (*args[:7], *held, Rest(args[9:], len(mask_tensors), needs or [], direct))
 
 
 def apply(function: Any, *inputs: Any) -> Any:
@@ -62,8 +64,11 @@ class Forward(_SingleLevelFunction):
     def forward(ctx: Any, *inputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         *tensors, rest = inputs
         # Below view tracking as well: the results are the caller's, who may write into them.
-        with torch._C._AutoDispatchBelowADInplaceOrView():
-            out, lse = forward_op(*rest.arguments(tensors))
+        if rest.direct:
+            out, lse = run_forward(*rest.arguments(tensors))
+        else:
+            with torch._C._AutoDispatchBelowADInplaceOrView():
+                out, lse = forward_op(*rest.arguments(tensors))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, out, lse)
         ctx.rest = rest
@@ -75,6 +80,8 @@ class Forward(_SingleLevelFunction):
         args, needs = ctx.rest.arguments(tensors), list(ctx.needs_input_grad[:DIFFERENTIABLE])
         if torch.is_grad_enabled():
             gradients = backward_op(dout, dlse, out, lse, needs, *args)
+        elif ctx.rest.direct and unwatched(args[0], args[1], args[2]):
+            gradients = run_backward(dout, dlse, out, lse, needs, *args)
         else:
             with torch._C._AutoDispatchBelowAutograd():
                 gradients = backward_op(dout, dlse, out, lse, needs, *args)

@@ -36,6 +36,9 @@ backward_op = torch.ops.tilefold.backward.default
 second_order_op = torch.ops.tilefold.second_order.default
 
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
 # Layouts, which compiled code relies on: `out` has its heads outside or inside its rows as q has, `lse` and
 # the gradients of q, k and v have the memory order B, L, H, other gradients that of `torch.empty_like`.
 
@@ -53,13 +56,32 @@ def in_order(x: Tensor, heads_first: bool) -> Tensor:
     return x if by_row.is_contiguous() else by_row.contiguous().transpose(1, 2)
 
 
-def _forward_kernel(*args: Any) -> tuple[Tensor, Tensor]:
+def unwatched(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether nobody would notice that an op is run without PyTorch's dispatcher, which costs more host time
+    than all else: no mode, no profiler, no trace, no kind of tensor of its own.
+    """
+    return (
+        type(q) in _PLAIN
+        and type(k) in _PLAIN
+        and type(v) in _PLAIN
+        and not q.is_meta
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+        and not torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
+        and torch._C._get_tracing_state() is None
+    )
+
+
+def run_forward(*args: Any) -> tuple[Tensor, Tensor]:
+    """What the forward op runs."""
     backend, work = make_work(args)
     out, lse = backend.forward(work)
+    if backend.keeps_layouts:
+        return out, lse
     return in_order(out, heads_outside(work.q)), in_order(lse, heads_first=False)
 
 
-def _backward_kernel(
+def run_backward(
     dout: Tensor | None, dlse: Tensor | None, out: Tensor, lse: Tensor, needs: list[bool], *args: Any
 ):
     backend, work = make_work(args)
@@ -134,8 +156,8 @@ def _second_order_fake(dout: Any, dlse: Any, cotangents: Any, needs: list[bool],
 def register() -> None:
     """Attach kernels and fakes to the ops."""
     for name, kernel, fake in (
-        ("forward", _forward_kernel, _forward_fake),
-        ("backward", _backward_kernel, _backward_fake),
+        ("forward", run_forward, _forward_fake),
+        ("backward", run_backward, _backward_fake),
         ("second_order", _second_order_kernel, _second_order_fake),
     ):
         LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")

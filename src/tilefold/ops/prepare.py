@@ -15,7 +15,7 @@ from tilefold.planning.plan import Plan
 from tilefold.problem import Positions, Problem
 from tilefold.scores import Scores
 
-_MODULES = {"eager": "tilefold.backends.eager"}
+_MODULES = {"triton": "tilefold.backends.triton", "eager": "tilefold.backends.eager"}
 
 #: Number of leading arguments of `forward` that can have a gradient: q, k, v, bias, sink, alibi_slopes.
 DIFFERENTIABLE = 6
@@ -55,6 +55,13 @@ def load(name: str) -> Backend | str:
     """The backend `name`, imported at first use, or the sentence that says why it is not there."""
     if name not in _MODULES:
         return f"the {name} backend is not part of this version"
+    if name == "triton":
+        try:
+            importlib.import_module("triton")
+        except ModuleNotFoundError as missing:
+            if missing.name != "triton":
+                raise
+            return "Triton is not installed (pip install 'tilefold[triton]')"
     return importlib.import_module(_MODULES[name]).backend
 
 

@@ -51,9 +51,15 @@ class Work:
 
 
 class Backend(Protocol):
-    """Hands that run the fold."""
+    """Hands that run the fold.
+
+    Attributes:
+        name: one of `KNOWN_BACKENDS`.
+        keeps_layouts: whether the results of `forward` always lie in memory as it says there.
+    """
 
     name: str
+    keeps_layouts: bool
 
     def why_not(self, problem: Problem, form: Any) -> list[str]:
         """Every reason, as a sentence, why this backend does not take the call; empty if it does."""

@@ -153,6 +153,8 @@ def count_tiles(problem: Problem, form: Any, rows: int, keys: int) -> TileCount:
     p = problem
     if p.is_empty:
         return TileCount(rows, keys, 0, 0, 0, 0, 0.0)
+    if form.kind == "band" and form.step == 1:
+        return _count_band(p, form, rows, keys)
     states = tiles.states(form, p.q_length, p.k_length, rows, keys)
     tables = states.shape[0] * states.shape[1]
     seen, repeated = states != tiles.EMPTY, p.batch * p.q_heads // tables
@@ -160,6 +162,27 @@ def count_tiles(problem: Problem, form: Any, rows: int, keys: int) -> TileCount:
     share = float((seen * area).sum()) / (tables * p.q_length * p.k_length)
     visited, full = (int(n) * repeated for n in (seen.sum(), (states == tiles.FULL).sum()))
     return TileCount(rows, keys, states.numel() * repeated, visited, full, visited - full, share)
+
+
+def _count_band(p: Problem, form: Any, rows: int, keys: int) -> TileCount:
+    """The same for a band without steps, line by line: sequences of any length have few lines."""
+    lines, columns = -(-p.q_length // rows), -(-p.k_length // keys)
+    first = torch.arange(0, p.q_length, rows, device="cpu")
+    last, away = (first + rows).clamp(max=p.q_length) - 1, p.k_length - p.q_length
+    lo = -p.q_length - p.k_length if form.lo is None else form.lo
+    hi = p.q_length + p.k_length if form.hi is None else form.hi
+    # What some row of a line sees, then what all of them see, as half-open ranges of keys.
+    start, end = ((x + away + by).clamp(0, p.k_length) for x, by in ((first, lo), (last, hi + 1)))
+    every, until = ((x + away + by).clamp(0, p.k_length) for x, by in ((last, lo), (first, hi + 1)))
+    begin, stop = start // keys, torch.where(end > start, -(-end // keys), start // keys)
+    begin, stop = (x * int(not form.is_empty) for x in (begin, stop))
+    whole = torch.where(until == p.k_length, columns, until // keys)
+    full = int((whole - -(-every // keys)).clamp(min=0).sum()) * p.batch * p.q_heads
+    visited = int((stop - begin).sum()) * p.batch * p.q_heads
+    width = (stop * keys).clamp(max=p.k_length) - (begin * keys).clamp(max=p.k_length)
+    share = float((width * (last + 1 - first)).sum()) / (p.q_length * p.k_length)
+    total = lines * columns * p.batch * p.q_heads
+    return TileCount(rows, keys, total, visited, full, visited - full, share)
 
 
 def describe(p: Problem, bias: Bias | None) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import resources
@@ -18,8 +18,10 @@ import torch
 
 from tilefold.cost import store
 
-#: What a table may hold, with the range that makes sense.
+#: What a table may hold, with the range that makes sense. Sizes of kernels are lists beside them, by name.
 KEYS = {"fold_tile_elements": (1 << 12, 1 << 26)}
+#: The most of each number of a kernel's sizes: rows and keys of a tile, warps, stages.
+SIZES = (256, 256, 16, 8)
 
 
 def architecture(device: torch.device | str) -> str:
@@ -32,7 +34,7 @@ def architecture(device: torch.device | str) -> str:
 
 
 #: Values under trial, which go before every table, in every thread: autograd has threads of its own.
-_trial: dict[str, int] = {}
+_trial: dict[str, Any] = {}
 #: An architecture that is not here, whose shipped table counts in this context.
 _assumed: ContextVar[str | None] = ContextVar("assumed", default=None)
 
@@ -45,17 +47,66 @@ def look_up(key: str, device_type: str) -> int:
     return int((_table(device_type) if assumed is None else shipped(assumed))[key])
 
 
+def sizes(
+    names: Sequence[str], device_type: str, otherwise: tuple[int, ...] | None = None
+) -> tuple[int, ...] | None:
+    """Sizes of a kernel, `(rows, keys, warps, stages)`, under the first of its names that the table has, such
+    as "triton/forward/16/128"; None where the table says null there, `otherwise` where it has no such name.
+    """
+    assumed = _assumed.get()
+    table = _table(device_type) if assumed is None else shipped(assumed)
+    for name in names:
+        for place in (_trial, table):
+            if name in place:
+                return None if place[name] is None else tuple(place[name])
+    return otherwise
+
+
+def _makes_sense(name: str, value: Any) -> bool:
+    if name in KEYS:
+        least, most = KEYS[name]
+        return isinstance(value, int) and least <= value <= most
+    if value is None:
+        # dK and dV take a kernel each.
+        return "/keys/" in name
+    numbers = isinstance(value, list) and len(value) == len(SIZES) and all(isinstance(n, int) for n in value)
+    return "/" in name and numbers and all(1 <= n <= most for n, most in zip(value, SIZES, strict=True))
+
+
+#: Called whenever sizes of kernels have changed.
+_listeners: list[Callable[[], None]] = []
+
+
+def on_change(forget: Callable[[], None]) -> None:
+    """Have `forget` called whenever sizes of kernels change, so that a backend drops what it has worked out
+    with the old ones.
+    """
+    _listeners.append(forget)
+
+
+def _changed(names: Iterable[str]) -> None:
+    if any("/" in name for name in names):
+        for forget in _listeners:
+            forget()
+
+
+_ABSENT = object()
+
+
 @contextmanager
-def trying(key: str, value: int) -> Iterator[None]:
+def trying(key: str, value: Any) -> Iterator[None]:
     """`key` has `value` inside a `with`, for every device and thread: what tuning measures."""
-    before = _trial.get(key)
+    before = _trial.get(key, _ABSENT)
     _trial[key] = value
+    _changed([key])
     try:
         yield
     finally:
-        _trial.pop(key, None)
-        if before is not None:
+        if before is _ABSENT:
+            del _trial[key]
+        else:
             _trial[key] = before
+        _changed([key])
 
 
 @contextmanager
@@ -76,24 +127,25 @@ def _table(device_type: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=16)
 def shipped(arch: str) -> dict[str, Any]:
-    """The library's table for an architecture; that of "gpu" where nobody has measured it."""
-    folder = resources.files("tilefold.planning") / "tables"
-    file = folder / f"{arch}.json"
-    return json.loads((file if file.is_file() else folder / "gpu.json").read_text())
+    """The library's table for an architecture, over that of "gpu", which holds where nobody has measured."""
+    return (alone("gpu") if arch != "cpu" else {}) | alone(arch)
+
+
+def alone(arch: str) -> dict[str, Any]:
+    """The library's table for an architecture without what lies beneath it; empty where there is none."""
+    file = resources.files("tilefold.planning") / "tables" / f"{arch}.json"
+    return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def own(arch: str) -> dict[str, Any]:
     """The user's table: what `tilefold tune` has written on this machine, as far as it makes sense."""
     found = store.read(f"tuned-{arch}")
-    return {
-        key: found[key]
-        for key, (least, most) in KEYS.items()
-        if isinstance(found.get(key), int) and least <= found[key] <= most
-    }
+    return {name: value for name, value in found.items() if _makes_sense(name, value)}
 
 
-def keep(arch: str, values: dict[str, int]) -> Path | None:
+def keep(arch: str, values: dict[str, Any]) -> Path | None:
     """Write values into the user's table, beside what is there; None where it cannot be written."""
     path = store.write(f"tuned-{arch}", store.read(f"tuned-{arch}") | values)
     _table.cache_clear()
+    _changed(values)
     return path

@@ -28,6 +28,7 @@ class EagerBackend:
     """The backend that runs everything."""
 
     name = "eager"
+    keeps_layouts = False
 
     def why_not(self, problem: Problem, form: Any) -> list[str]:
         """Nothing: this backend takes every call."""

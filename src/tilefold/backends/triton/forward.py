@@ -1,0 +1,299 @@
+"""Forward: FlashAttention-2's scheme (Dao 2023, algorithm 1) in Triton.
+
+One program per tile of query rows. It folds the key tiles which its rows see into an un-normalised
+accumulator, full tiles first and without mask code, then the partial ones, and writes `out` and one `lse` per
+row. NaN or infinities behind the mask change nothing: where a result is NaN although tiles mix what is seen
+with what is hidden, the tile is flagged, and a second launch folds the flagged ones again, selecting hidden
+entries away.
+"""
+
+# The functions of Triton are not Python: its types of values are known to its compiler only.
+# pyright: reportAttributeAccessIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+# pyright: reportInvalidTypeForm=false
+
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from tilefold.planning.backend import Work
+
+from .arguments import Kept, MaskArguments, of_mask, of_scores, rows_of, span_of, traits
+from .kernel import Kernel, Launch
+from .lists import lists_of
+from .sizes import kind_of, needed
+from .tile import (
+    BAND,
+    LN2,
+    LOG2E,
+    add_chosen,
+    add_product,
+    any_nan,
+    band_tiles,
+    distance,
+    kept,
+    load_bias,
+    load_tile,
+    place,
+    product,
+    slope_of,
+    store_tile,
+    tanh,
+    visible,
+    visited,
+)
+from .variant import Variant
+
+
+@Kernel
+def forward_kernel(
+    q, k, v, out, lse, flags,
+    q_b: tl.int64, q_h: tl.int64, q_l: tl.int32, k_b: tl.int64, k_h: tl.int64, k_l: tl.int32,
+    v_b: tl.int64, v_h: tl.int64, v_l: tl.int32, o_b: tl.int64, o_h: tl.int64, o_l: tl.int32,
+    l_b: tl.int64, l_h: tl.int64, l_l: tl.int32,
+    heads: tl.int32, group: tl.int32, pairs: tl.int32, q_length: tl.int32, k_length: tl.int32,
+    lines: tl.int32, span: tl.int32, reverse: tl.int32,
+    lo: tl.int32, hi: tl.int32, step: tl.int32,
+    tiles, counts, order, capacity: tl.int32, table_b: tl.int32, table_h: tl.int32, bounds, index,
+    scale: tl.float32, softcap: tl.float32, bias, bias_b: tl.int64, bias_h: tl.int64, bias_q: tl.int64,
+    bias_k: tl.int64, slopes, slope_b: tl.int64, slope_h: tl.int64, sink, seed, threshold: tl.int32,
+    keep_scale: tl.float32, row_table, key_table, q_origin: tl.int32, q_step: tl.int32, k_origin: tl.int32,
+    k_step: tl.int32, base: tl.int32, batch_origin: tl.int32, head_origin: tl.int32,
+    C: tl.constexpr,
+):  # fmt: skip
+    """Shapes: q `[B, Hq, Lq, D]`, k `[B, Hk, Lk, D]`, v `[B, Hk, Lk, DV]`, out like q with DV, lse `[B, Hq,
+    Lq]`.
+
+    Grid: `lines * pairs`, with `lines` tiles of rows and `pairs = B * Hq`.
+    """
+    OWN: tl.constexpr = C.BM
+    BM: tl.constexpr = min(C.BM, C.LINES)
+    TILE: tl.constexpr = C.BN
+    BN: tl.constexpr = min(C.BN, C.CHUNK)
+    PARTS: tl.constexpr = TILE // BN
+    D0: tl.constexpr = C.D0
+    D1: tl.constexpr = C.D1
+    V0: tl.constexpr = C.V0
+    V1: tl.constexpr = C.V1
+    PLAIN: tl.constexpr = C.PLAIN
+    BIAS: tl.constexpr = C.BIAS
+    FIRST: tl.constexpr = 2 if C.REPAIR else 0
+    PHASES: tl.constexpr = 3 if C.REPAIR else 2
+
+    STEPS: tl.constexpr = OWN // BM
+    line, pair = place(tl.program_id(0), lines, pairs, span, reverse)
+    b, h = pair // heads, pair % heads
+    table = b * table_b + h * table_h
+    if C.MASK != BAND:
+        line = tl.load(order + table.to(tl.int64) * lines + line)
+    b64, h64, hk64 = b.to(tl.int64), h.to(tl.int64), (h // group).to(tl.int64)
+    q += b64 * (q_b * C.UNIT) + h64 * (q_h * C.UNIT)
+    k += b64 * (k_b * C.UNIT) + hk64 * (k_h * C.UNIT)
+    v += b64 * (v_b * C.UNIT) + hk64 * (v_h * C.UNIT)
+    out += b64 * (o_b * C.OUT_UNIT) + h64 * (o_h * C.OUT_UNIT)
+    lse += b64 * l_b + h64 * l_h
+    k_row, v_row = k_l * C.UNIT, v_l * C.UNIT
+    if BIAS:
+        bias += b64 * (bias_b * C.BIAS_UNIT) + h64 * (bias_h * C.BIAS_UNIT)
+    dtype = v.dtype.element_ty
+    # In base 2 the scale and the change of base are one factor.
+    factor = scale * LOG2E if PLAIN else LOG2E
+    if C.DROPOUT:
+        key_of_seed = tl.load(seed)
+    if C.MASK != BAND:
+        at = table.to(tl.int64) * lines + line
+        tiles += at * capacity
+        listed_full, listed_partial = tl.load(counts + at * 2), tl.load(counts + at * 2 + 1)
+
+    # One step, but for a repair, which takes its lines in smaller pieces.
+    flagged = tl.load(flags + tl.program_id(0)) if C.REPAIR else 1
+    for own in tl.range(0, STEPS * flagged, num_stages=1):
+        m0 = line * OWN + own * BM
+        rows = m0 + tl.arange(0, BM)[:, None]
+        if C.ALIBI:
+            slope = slope_of(
+                slopes, slope_b, slope_h, b, h, rows, q_length, row_table, batch_origin, C.SLOPE_ROWS
+            )
+        if C.MASK == BAND:
+            last = tl.minimum(m0 + BM, q_length) - 1
+            begin, full_begin, full_stop, stop = band_tiles(
+                m0, last, k_length - q_length, lo, hi, k_length, TILE, C.STEPPED
+            )
+            full, partial = full_stop - full_begin, full_begin - begin + stop - full_stop
+        else:
+            full, partial = listed_full, listed_partial
+            begin, full_begin, full_stop = 0, 0, full
+
+        q0 = load_tile(q, m0, q_l * C.UNIT, q_length, BM, 0, D0, C.D, True)
+        if D1 > 0:
+            q1 = load_tile(q, m0, q_l * C.UNIT, q_length, BM, D0, D1, C.D, True)
+        m_i = tl.full([BM], -float("inf"), tl.float32)
+        l_i = tl.zeros([BM], tl.float32)
+        acc0 = tl.zeros([BM, V0], tl.float32)
+        if V1 > 0:
+            acc1 = tl.zeros([BM, V1], tl.float32)
+
+        for PHASE in tl.static_range(FIRST, PHASES):
+            if PHASE == 0:
+                count = full
+            elif PHASE == 1:
+                count = partial
+            else:
+                count = full + partial
+            for i in tl.range(0, count * PARTS, num_stages=1 if PHASE == 2 else C.STAGES):
+                tile = visited(i // PARTS, begin, full_begin, full_stop, tiles, C.MASK, PHASE)
+                n0 = tile * TILE + i % PARTS * BN
+                keys = n0 + tl.arange(0, BN)[None, :]
+                s = product(
+                    q0, tl.trans(load_tile(k, n0, k_row, k_length, BN, 0, D0, C.D, PHASE > 0)), C.TF32, C.WIDE
+                )
+                if D1 > 0:
+                    k1 = load_tile(k, n0, k_row, k_length, BN, D0, D1, C.D, PHASE > 0)
+                    s = add_product(s, q1, tl.trans(k1), C.TF32, C.WIDE)
+                if not PLAIN:
+                    s = s * scale
+                if C.SOFTCAP:
+                    s = softcap * tanh(s / softcap)
+                if C.ALIBI:
+                    away = distance(
+                        rows, keys, q_length, k_length, row_table, key_table, base, q_step, k_step, C.TABLES
+                    )
+                    s -= slope * away.to(tl.float32)
+                if BIAS:
+                    s += load_bias(
+                        bias,
+                        bias_q,
+                        bias_k,
+                        rows,
+                        keys,
+                        q_length,
+                        k_length,
+                        C.BIAS_UNIT,
+                        C.BIAS_DENSE,
+                        PHASE > 0,
+                    )
+                seen = s
+                if PHASE > 0:
+                    seen = visible(
+                        rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index,
+                        BN, C.MASK, C.INTERVALS, C.STEPPED,
+                    )  # fmt: skip
+                    s = tl.where(seen, s, -float("inf"))
+
+                m_new = tl.maximum(m_i, tl.max(s, 1))
+                # A row that has seen nothing has no maximum; any finite reference gives the right zeros.
+                reference = m_new if PHASE == 0 and not BIAS else tl.where(m_new == -float("inf"), 0.0, m_new)
+                if PLAIN:
+                    reference *= factor
+                    p = tl.exp2(s * factor - reference[:, None])
+                    alpha = tl.exp2(m_i * factor - reference)
+                else:
+                    p = tl.exp2((s - reference[:, None]) * factor)
+                    alpha = tl.exp2((m_i - reference) * factor)
+                l_i = l_i * alpha + tl.sum(p, 1)
+                m_i = m_new
+                if C.DROPOUT:
+                    keep = kept(
+                        rows, keys, n0, b + batch_origin, h + head_origin, q_length, k_length, row_table,
+                        key_table,
+                        q_origin, q_step, k_origin, k_step, key_of_seed, threshold, BN, C.TABLES, C.QUADS,
+                    )  # fmt: skip
+                    p = tl.where(keep, p, 0.0)
+                v0 = load_tile(v, n0, v_row, k_length, BN, 0, V0, C.DV, PHASE > 0)
+                acc0 = acc0 * alpha[:, None]
+                acc0 = add_chosen(acc0, p, seen, v0, dtype, False, C.TF32, C.WIDE, PHASE == 2)
+                if V1 > 0:
+                    v1 = load_tile(v, n0, v_row, k_length, BN, V0, V1, C.DV, PHASE > 0)
+                    acc1 = acc1 * alpha[:, None]
+                    acc1 = add_chosen(acc1, p, seen, v1, dtype, False, C.TF32, C.WIDE, PHASE == 2)
+
+        # Back to natural units, without the rounding of the reference in base 2.
+        slip = tl.zeros([BM], tl.float32)
+        if PLAIN:
+            slip = tl.where(m_i == -float("inf"), 0.0, tl.fma(m_i, factor, -(m_i * factor)))
+            m_i = m_i * scale
+        if C.SINK:
+            logit = tl.load(sink + h).to(tl.float32)
+            top = tl.maximum(m_i, logit)
+            top = tl.where(top == -float("inf"), 0.0, top)
+            alpha = tl.exp2((m_i - top) * LOG2E)
+            l_i = l_i * alpha + tl.exp2((logit - top) * LOG2E)
+            acc0 = acc0 * alpha[:, None]
+            if V1 > 0:
+                acc1 = acc1 * alpha[:, None]
+            m_i = top
+        alive = l_i != 0.0
+        total = tl.where(alive, l_i, 1.0)
+        lse_i = tl.where(alive, m_i + (tl.log2(total) - slip) * LN2, -float("inf"))
+        row = m0 + tl.arange(0, BM)
+        tl.store(lse + row.to(tl.int64) * l_l, lse_i, mask=row < q_length)
+        weight = tl.where(alive, 1.0 / total, 0.0)
+        if C.DROPOUT:
+            weight *= keep_scale
+        o_row = o_l * C.OUT_UNIT
+        acc0 *= weight[:, None]
+        store_tile(out, m0, o_row, q_length, acc0, BM, 0, V0, C.DV)
+        if V1 > 0:
+            acc1 *= weight[:, None]
+            store_tile(out, m0, o_row, q_length, acc1, BM, V0, V1, C.DV)
+        if C.CAREFUL:
+            broken = any_nan(acc0)
+            if V1 > 0:
+                broken = tl.maximum(broken, any_nan(acc1))
+            tl.store(flags + tl.program_id(0), broken)
+
+
+class _Made(NamedTuple):
+    """What one kind of call needs of the host, worked out once."""
+
+    launch: Launch
+    programs: int
+    out_shape: tuple[int, ...]
+    out_strides: tuple[int, ...]
+    lse_strides: tuple[int, ...]
+    rest: list[Any]
+    mask: MaskArguments
+
+
+def _make(work: Work, _: str, heads_outside: Any) -> _Made:
+    p, form = work.problem, work.form
+    sizes, lists = needed("forward", p, kind_of(form)), None
+    if form.kind != "band":
+        lists = lists_of(form, p.q_length, p.k_length, sizes.rows, sizes.keys, by_key=False)
+    B, H, L, Dv = p.batch, p.q_heads, p.q_length, p.v_head_dim
+    out_unit = 8 if Dv % 8 == 0 else 1
+    C = Variant(BM=sizes.rows, BN=sizes.keys, STAGES=sizes.stages, OUT_UNIT=out_unit, **traits(work))
+    lines, pairs = -(-L // sizes.rows), B * H
+    # Rows with most work first: the last ones of a causal mask.
+    reverse = form.kind == "band" and form.hi is not None
+    strides = (H * L * Dv, L * Dv, Dv, 1) if heads_outside else (L * H * Dv, Dv, H * Dv, 1)
+    lse_strides = (L * H, 1, H)
+    rest = [
+        *(stride // out_unit for stride in strides[:3]), *lse_strides,
+        H, max(p.group, 1), pairs, L, p.k_length, lines, span_of(work), int(reverse),
+    ]  # fmt: skip
+    launch = Launch(forward_kernel, C, sizes.warps)
+    mask = of_mask(form, lists)
+    return _Made(launch, lines * pairs, (B, H, L, Dv), strides, lse_strides, rest, mask)
+
+
+_kept = Kept(_make)
+
+
+def forward(work: Work) -> tuple[Tensor, Tensor]:
+    """`(out, lse)`: out with its heads outside or inside its rows as q has them, lse in order B, L, H."""
+    q, *q_strides = rows_of(work.q)
+    k, *k_strides = rows_of(work.k)
+    v, *v_strides = rows_of(work.v)
+    made: _Made = _kept.get(work, "", work.q.stride(1) >= work.q.stride(2))
+    launch, device = made.launch, q.device
+    out = torch.empty_strided(made.out_shape, made.out_strides, dtype=q.dtype, device=device)
+    lse = torch.empty_strided(made.out_shape[:3], made.lse_strides, dtype=torch.float32, device=device)
+    arguments = [
+        q, k, v, out, lse, launch.flags(made.programs, device), *q_strides, *k_strides, *v_strides,
+        *made.rest,
+        *made.mask, *of_scores(work),
+    ]  # fmt: skip
+    launch(made.programs, arguments, device)
+    return out, lse

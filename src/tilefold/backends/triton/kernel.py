@@ -1,0 +1,110 @@
+"""Launching: a repeated call goes straight to the compiled kernel, without Triton's own binding of arguments.
+
+A compiled kernel depends on its variant, on the dtypes of its pointers, and on the alignment of the only
+pointer that may be unaligned, the bias. Whoever keeps a `Launch` keeps it per all of these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+
+from .variant import Variant
+
+#: Lines per step of a repair, on either side. It multiplies in float32 without matrix units, since Triton 3.6
+#: miscompiles products for Hopper whose operands go through registers, as selected ones do, for some widths.
+REPAIR_LINES, REPAIR_CHUNK = 32, 16
+#: Seconds that first calls spent in the compiler or in reading its cache, by kernel, variant and device.
+first_call_seconds: dict[tuple[str, Variant, int], float] = {}
+#: Arguments that may point anywhere. The launchers see to it that all others are aligned to 16 bytes.
+UNALIGNED = (
+    "bounds", "index", "tiles", "counts", "order", "slopes", "sink", "seed", "row_table", "key_table",
+    "lse", "dlse", "delta", "flags",
+)  # fmt: skip
+
+
+class Kernel:
+    """A Triton function. Its integer arguments are annotated with their types, and are not specialised on
+    their values.
+    """
+
+    def __init__(self, function: Any) -> None:
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
+        numbers = [name for name in names if str(function.__annotations__.get(name)) in ("int32", "int64")]
+        anywhere = [name for name in names if name in UNALIGNED]
+        self.name = function.__name__
+        options: dict[str, Any] = {"do_not_specialize": numbers, "do_not_specialize_on_alignment": anywhere}
+        self.jitted: Any = triton.jit(function, **options)
+
+
+class Launch:
+    """A kernel in one variant, ready to run; its repair, where the variant flags broken results."""
+
+    def __init__(self, kernel: Kernel, variant: Variant, warps: int) -> None:
+        self.kernel, self.variant, self.warps = kernel, variant, warps
+        self.repair: Launch | None = None
+        if variant.CAREFUL:
+            again = dataclasses.replace(
+                variant,
+                CAREFUL=False,
+                REPAIR=True,
+                LINES=REPAIR_LINES,
+                CHUNK=REPAIR_CHUNK,
+                WIDE=True,
+                STAGES=1,
+            )
+            self.repair = Launch(kernel, again, 4)
+        self._compiled: dict[int, tuple[Any, Any, Any]] = {}
+
+    def flags(self, programs: int, device: torch.device) -> Tensor | None:
+        """Room for a flag per program, where the variant flags."""
+        return None if self.repair is None else torch.empty(programs, dtype=torch.int32, device=device)
+
+    def __call__(self, programs: int, arguments: list[Any], device: torch.device) -> None:
+        """Run `programs` programs on the tensors' device, on its current stream; then those again that have
+        flagged their result.
+
+        Args:
+            arguments: of the kernel, without the variant, which comes last; tensors as such.
+        """
+        if programs == 0:
+            return
+        index = device.index
+        if device.type == "cpu":
+            self.kernel.jitted[(programs,)](*arguments, self.variant, num_warps=self.warps)
+        elif index == torch.cuda.current_device():
+            self._run(programs, arguments, index)
+        else:
+            with torch.cuda.device(index):
+                self._run(programs, arguments, index)
+        if self.repair is not None:
+            self.repair(programs, arguments, device)
+
+    def _run(self, programs: int, arguments: list[Any], index: int) -> None:
+        ready = self._compiled.get(index)
+        if ready is None:
+            start = time.perf_counter()
+            compiled = self.kernel.jitted[(programs,)](
+                *arguments,
+                self.variant,
+                num_warps=self.warps,
+                num_stages=self.variant.STAGES,
+                enable_fp_fusion=True,
+            )
+            self._compiled[index] = compiled.run, compiled.function, compiled.packed_metadata
+            name = (self.kernel.name, self.variant, index)
+            first_call_seconds.setdefault(name, time.perf_counter() - start)
+            return
+        run, function, metadata = ready
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        hooks = knobs.runtime
+        run(
+            programs, 1, 1, stream, function, metadata, None, hooks.launch_enter_hook, hooks.launch_exit_hook,
+            *arguments, self.variant,
+        )  # fmt: skip

@@ -1,0 +1,109 @@
+"""What a kernel is compiled for: one frozen value, which the kernels take as their only constexpr
+argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BAND, ROWS, COLS, BITS = range(4)
+KINDS = {"band": BAND, "rows": ROWS, "cols": COLS, "bits": BITS}
+
+#: How the gradient of a bias leaves the kernels: not at all, one value per row, one per key, or one per
+#: score.
+NO_BIAS_GRADIENT, PER_ROW, PER_KEY, PER_SCORE = range(4)
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is at least `size` and 16, which matrix units need."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def split(size: int) -> tuple[int, int]:
+    """Widths of the one or two blocks that hold `size` columns: 96 is 64 and 32, not a block of 128."""
+    whole = power_of_two(size)
+    if size <= 64 or size == whole:
+        return whole, 0
+    first = whole // 2
+    second = power_of_two(size - first)
+    return (first, second) if first + second < whole else (whole, 0)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Everything about a call that changes the code of a kernel.
+
+    Attributes:
+        D, DV: head sizes of keys and of values.
+        BM, BN: rows and keys of a tile.
+        MASK: BAND, ROWS, COLS or BITS.
+        INTERVALS: per line of the table of ROWS or COLS.
+        STEPPED: the band shows every `step`-th key only.
+        CAREFUL: tiles may mix what a row sees with what it does not see: programs flag a NaN in their
+        results. REPAIR: only flagged programs run, and select away what is not seen.
+        LINES, CHUNK: the most lines of its own tile, and of the other side, that a program takes in one step.
+        PLAIN: the score is nothing but a positive scale times the product, in a 16-bit dtype: the scale goes
+            into the exponent.
+        SOFTCAP, ALIBI, BIAS, SINK, DROPOUT: options in use.
+        SLOPE_ROWS: each row has a slope of its own (packed documents).
+        TABLES: positions come from two tables.
+        QUADS: four neighbouring keys of a tile share one counter of the dropout generator.
+        BIAS_UNIT, BIAS_DENSE: strides of the bias are multiples of so many elements; neighbouring keys are
+            neighbours in memory.
+        BIAS_GRADIENT: see above.
+        LSE_GRADIENT: `lse` has an incoming gradient.
+        SLOPE_GRADIENT: the gradient of the ALiBi slopes is wanted.
+        WANT_K, WANT_V: which gradients a kernel for keys computes.
+        UNIT, OUT_UNIT: strides of inputs and of results are multiples of this many elements.
+        TF32: products of float32 are rounded to that format.
+        WIDE: operands of products are widened to float32 first (the interpreter has no bfloat16 products).
+        STAGES: depth of the software pipeline.
+    """
+
+    D: int
+    DV: int
+    BM: int
+    BN: int
+    MASK: int = BAND
+    INTERVALS: int = 1
+    STEPPED: bool = False
+    CAREFUL: bool = False
+    REPAIR: bool = False
+    LINES: int = 256
+    CHUNK: int = 256
+    PLAIN: bool = False
+    SOFTCAP: bool = False
+    ALIBI: bool = False
+    BIAS: bool = False
+    SINK: bool = False
+    DROPOUT: bool = False
+    SLOPE_ROWS: bool = False
+    TABLES: bool = False
+    QUADS: bool = False
+    BIAS_UNIT: int = 1
+    BIAS_DENSE: bool = False
+    BIAS_GRADIENT: int = NO_BIAS_GRADIENT
+    LSE_GRADIENT: bool = False
+    SLOPE_GRADIENT: bool = False
+    WANT_K: bool = True
+    WANT_V: bool = True
+    UNIT: int = 1
+    OUT_UNIT: int = 1
+    TF32: bool = False
+    WIDE: bool = False
+    STAGES: int = 2
+
+    @property
+    def D0(self) -> int:  # noqa: N802 - the kernels read them beside their other constants
+        return split(self.D)[0]
+
+    @property
+    def D1(self) -> int:  # noqa: N802 - the kernels read them beside their other constants
+        return split(self.D)[1]
+
+    @property
+    def V0(self) -> int:  # noqa: N802 - the kernels read them beside their other constants
+        return split(self.DV)[0]
+
+    @property
+    def V1(self) -> int:  # noqa: N802 - the kernels read them beside their other constants
+        return split(self.DV)[1]

@@ -1,0 +1,228 @@
+"""The GPU record: which kernels the GPU suite has last been run on, where, and what came out.
+
+Continuous integration has no GPU. `make gpu-record` runs the GPU suite on a machine that has one and leaves a
+`Record` in the repository; its digest says whether the kernels are still those that were tested.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+#: What decides the numbers of a GPU kernel, below the package.
+SOURCES = ("backends/triton/*.py", "planning/tables/*.json", "masks/*.py", "philox.py")
+#: Where the record lies, below the root of the repository. It is no part of the package.
+PLACE = "benchmarks/results/gpu_conformance.json"
+COMMAND = "`make gpu-record`"
+#: Arguments of pytest that do not choose tests.
+HARMLESS = re.compile(r"-[qvsx]+|-r\w+|--(tb|durations|color|maxfail)=.*")
+#: What JSON makes of the fields of a record.
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "str": str,
+    "bool": bool,
+    "int": int,
+    "float": (int, float),
+    "tuple[str, ...]": list,
+    "dict[str, str]": dict,
+}
+#: How many names of tests a sentence lists.
+NAMED = 3
+
+Kind = Literal["matches", "changed", "failures", "incomplete", "part", "absent", "unreadable"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run of the GPU suite.
+
+    Attributes:
+        digest: of the sources that were tested, see `digest`.
+        complete: whether pytest came to its end; False if it was stopped or crashed.
+        passed, failed, skipped: numbers of tests. Errors count as failed, expected failures as skipped.
+        failures: names of the failed tests, sorted.
+        unfinished: names of the tests that were running when pytest was stopped.
+        arguments: of pytest, beyond the choice of the suite.
+        device: name of the first GPU.
+        devices: number of GPUs.
+        machine: one line about it.
+        versions: of CUDA, its driver, torch, triton, Python, tilefold.
+        date: when the run began, YYYY-MM-DD.
+        seconds: how long it took.
+    """
+
+    digest: str
+    complete: bool
+    passed: int
+    failed: int
+    skipped: int
+    failures: tuple[str, ...]
+    unfinished: tuple[str, ...]
+    arguments: tuple[str, ...]
+    device: str
+    devices: int
+    machine: str
+    versions: dict[str, str]
+    date: str
+    seconds: float
+
+    def text(self) -> str:
+        """As the file holds it: JSON, with the title and the rows that every results file has."""
+        rows = [
+            {"case": "tests that passed", "measured": self.passed},
+            {"case": "tests that failed", "measured": self.failed, "ceiling": 0},
+            {"case": "tests that were skipped", "measured": self.skipped},
+        ]
+        if not self.complete:
+            rows.append({"case": "the run", "measured": "stopped before its end"})
+        document = {"title": "The tests of the GPU kernels", **dataclasses.asdict(self), "rows": rows}
+        return json.dumps(document, indent=1) + "\n"
+
+
+@dataclass(frozen=True)
+class State:
+    """How the record stands to the kernels.
+
+    Attributes:
+        kind: "matches" if all is well; else what is not, see `state`.
+        sentence: for people, without a full stop.
+    """
+
+    kind: Kind
+    sentence: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether these very kernels passed the whole suite on a GPU."""
+        return self.kind == "matches"
+
+
+def package() -> Path:
+    """The folder of the package that is running, installed or in a checkout."""
+    return Path(__file__).parents[1]
+
+
+def checkout(folder: Path) -> Path | None:
+    """The root of the repository whose package lies in `folder`; None for an installed package."""
+    root = folder.parents[1]
+    return root if folder == root / "src" / folder.name and (root / "pyproject.toml").is_file() else None
+
+
+def digest(folder: Path | None = None) -> str:
+    """SHA-256 over the names and contents of the sources of the GPU kernels, in the order of their names.
+
+    Names are relative to the package and line ends do not count, so a checkout and an installation of the
+    same version agree.
+
+    Args:
+        folder: of the package; default the one that is running.
+
+    Raises:
+        FileNotFoundError: a pattern of `SOURCES` finds nothing there.
+    """
+    folder = folder or package()
+    sources: dict[str, Path] = {}
+    for pattern in SOURCES:
+        found = {path.relative_to(folder).as_posix(): path for path in folder.glob(pattern)}
+        if not found:
+            raise FileNotFoundError(f"no file of {folder} matches {pattern}")
+        sources |= found
+    total = hashlib.sha256()
+    for name, path in sorted(sources.items()):
+        content = path.read_bytes().replace(b"\r\n", b"\n")
+        # Digests have one length, so no content can be moved from one file to the next.
+        total.update(hashlib.sha256(name.encode()).digest() + hashlib.sha256(content).digest())
+    return total.hexdigest()
+
+
+def read(path: Path) -> Record:
+    """The record in the file at `path`.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is not a record; the message says why.
+    """
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"expected an object, got {type(found).__name__}")
+    kinds = {field.name: KINDS[str(field.type)] for field in dataclasses.fields(Record)}
+    wrong = [name for name, kind in kinds.items() if not isinstance(found.get(name), kind)]
+    if wrong:
+        raise ValueError(f"missing or of the wrong kind: {', '.join(wrong)}")
+    values: dict[str, Any] = {
+        name: tuple(found[name]) if kind is list else found[name] for name, kind in kinds.items()
+    }
+    return Record(**values)
+
+
+def state(folder: Path | None = None) -> State:
+    """What the record in the repository says about the kernels in `folder`.
+
+    Kinds, in the order in which they are looked for: "absent" (there is no record, or no repository around
+    the package), "unreadable", "changed" (the kernels are not those that were tested), "failures",
+    "incomplete" (the run was stopped), "part" (pytest was told which tests to run), "matches".
+
+    Args:
+        folder: of the package; default the one that is running.
+    """
+    folder = folder or package()
+    root = checkout(folder)
+    if root is None:
+        return State(
+            "absent",
+            f"there is no GPU record: it lies in the repository ({PLACE}), not in the installed package",
+        )
+    try:
+        record = read(root / PLACE)
+    except FileNotFoundError:
+        return State("absent", f"there is no GPU record: run {COMMAND} on a machine with a GPU")
+    except ValueError as error:
+        return State("unreadable", f"the GPU record ({PLACE}) cannot be read: {error}")
+    return judge(record, digest(folder))
+
+
+def judge(record: Record, current: str) -> State:
+    """The state of a record beside the digest of the kernels there are."""
+    where, done = f"on {record.device}, {record.date}", record.passed + record.failed
+    if record.digest != current:
+        return State(
+            "changed",
+            f"the kernels have changed since the GPU record of {record.date}: "
+            f"run {COMMAND} on a machine with a GPU",
+        )
+    if record.failed:
+        stopped = "" if record.complete else ", before the run was stopped"
+        return State(
+            "failures",
+            f"the GPU record has failures: {record.failed} of {done} failed {where}{stopped}: "
+            f"{_listed(record.failures)}",
+        )
+    if not record.complete:
+        running = f" in {_listed(record.unfinished)}" if record.unfinished else ""
+        return State(
+            "incomplete",
+            f"the GPU record is incomplete: the run was stopped{running} "
+            f"({_passed(record)} {where}): run {COMMAND} again",
+        )
+    if not all(HARMLESS.fullmatch(argument) for argument in record.arguments):
+        return State(
+            "part",
+            f"the GPU record may cover only a part of the suite: pytest ran with "
+            f"`{shlex.join(record.arguments)}` ({_passed(record)} {where})",
+        )
+    return State("matches", f"the GPU record matches the kernels ({_passed(record)} {where})")
+
+
+def _passed(record: Record) -> str:
+    return f"{record.passed} passed" + (f", {record.skipped} skipped" if record.skipped else "")
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")

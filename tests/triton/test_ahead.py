@@ -1,0 +1,260 @@
+"""The Triton kernels compiled ahead of time, for GPUs that are not here: that every kind of variant compiles,
+and what the shipped sizes cost in shared memory and spills.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tilefold.planning import tuned
+from tilefold.problem import Problem
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+
+from tilefold.backends.triton import backward, bias, forward  # noqa: E402
+from tilefold.backends.triton import variant as v  # noqa: E402
+from tilefold.backends.triton.ahead import Resources, compiled, resources  # noqa: E402
+from tilefold.backends.triton.kernel import Kernel  # noqa: E402
+from tilefold.backends.triton.sizes import HEADS, names_of  # noqa: E402
+from tilefold.backends.triton.variant import Variant  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter stands in for the compiler"
+)
+
+KERNELS: dict[str, Kernel] = {
+    "forward": forward.forward_kernel,
+    "keys": backward.keys_kernel,
+    "dk": backward.keys_kernel,
+    "dv": backward.keys_kernel,
+    "queries": backward.queries_kernel,
+    "bias": bias.bias_kernel,
+    "delta": backward.delta_kernel,
+}
+ARCHITECTURES = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120", "gfx942")
+#: Sizes of heads of keys and values; 576 and 512 are those of absorbed MLA.
+DIMS = ((64, 64), (128, 128), (96, 96), (192, 128), (40, 40), (72, 72), (64, 32), (256, 256), (576, 512))
+#: Bytes of shared memory that one program can have.
+SHARED = {"sm80": 163 << 10, "sm86": 99 << 10, "sm90": 227 << 10}
+TABLES = Path(tuned.__file__).parent / "tables"
+
+
+# -- the shipped tables --------------------------------------------------------------------------------------
+
+
+def _entries(table: str, bits: str) -> list[str]:
+    """Names of the entries of one file, those of the files beneath it left out."""
+    names = json.loads((TABLES / f"{table}.json").read_text())
+    return [name for name in names if name.startswith("triton/") and name.split("/")[2] == bits]
+
+
+#: What takes most shared memory: plain scores leave room for the deepest pipeline, a bias is loaded with it.
+_PLAIN: dict[str, Any] = {"CAREFUL": True}
+_LADEN: dict[str, Any] = {
+    "CAREFUL": True,
+    "MASK": v.BITS,
+    "BIAS": True,
+    "BIAS_UNIT": 8,
+    "BIAS_DENSE": True,
+    "ALIBI": True,
+    "SOFTCAP": True,
+}
+
+
+@cache
+def _of_entry(name: str, arch: str, laden: bool) -> tuple[Resources, bool]:
+    """What the kernel of a table's entry takes, and whether it uses the matrix units of a warp group."""
+    table = "sm90" if arch == "sm90" else "gpu"
+    rows, keys, warps, stages = tuned.shipped(table)[name]
+    _, kernel, bits, head, *special = name.split("/")
+    size = int(head)
+    traits = dict(_LADEN if laden else _PLAIN)
+    for kind in special:
+        traits |= {"BIAS": True} if kind == "bias" else {"MASK": v.KINDS.get(kind, v.BITS)}
+    if kernel == "bias":
+        traits |= {"CAREFUL": False, "BIAS": True}
+    C = Variant(
+        size, 512 if size == HEADS[-1] else size, rows, keys, STAGES=stages, UNIT=128 // int(bits),
+        OUT_UNIT=8, PLAIN=bits == "16" and "BIAS" not in traits, WANT_K=kernel != "dv",
+        WANT_V=kernel != "dk", **traits,
+    )  # fmt: skip
+    made = compiled(KERNELS[kernel], C, {"16": "bf16", "32": "fp32"}[bits], warps, arch)
+    return resources(made), "wgmma.mma_async" in made.asm["ptx"]
+
+
+@pytest.mark.parametrize("name", _entries("sm90", "16"))
+def test_sizes_for_hopper_fit_and_use_its_matrix_units(name: str) -> None:
+    taken, warp_groups = _of_entry(name, "sm90", False)
+    assert taken.shared <= SHARED["sm90"]
+    rows, keys, *_ = tuned.shipped("sm90")[name]
+    # The instruction takes 64 lines of the first operand at a time; those of transposed tiles are keys.
+    lines = keys if name.split("/")[1] in ("keys", "dk", "dv") else rows
+    assert warp_groups == (lines >= 64)
+    assert taken.tensor_ops > 0
+
+
+_MEASURED_WITH = tuned.shipped("sm90")["stack_bytes"]["triton"]
+
+
+@pytest.mark.skipif(
+    triton.__version__ != _MEASURED_WITH, reason=f"spills are stated for Triton {_MEASURED_WITH}"
+)
+@pytest.mark.parametrize("name", _entries("sm90", "16"))
+def test_sizes_for_hopper_spill_no_more_than_their_table_says(name: str) -> None:
+    taken, _ = _of_entry(name, "sm90", False)
+    assert taken.stack <= tuned.shipped("sm90")["stack_bytes"][name]
+
+
+def test_every_tuned_size_states_its_spills() -> None:
+    stated = set(tuned.shipped("sm90")["stack_bytes"]) - {"triton"}
+    assert stated == set(_entries("sm90", "16"))
+
+
+@pytest.mark.parametrize("name", _entries("gpu", "16"))
+def test_sizes_for_every_gpu_fit_the_smallest_shared_memory(name: str) -> None:
+    assert _of_entry(name, "sm86", False)[0].shared <= SHARED["sm86"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("laden", [False, True])
+@pytest.mark.parametrize("arch", ["sm80", "sm86"])
+@pytest.mark.parametrize("name", [*_entries("gpu", "16"), *_entries("gpu", "32")])
+def test_sizes_for_every_gpu_fit(name: str, arch: str, laden: bool) -> None:
+    assert _of_entry(name, arch, laden)[0].shared <= SHARED[arch]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _entries("sm90", "16"))
+def test_sizes_for_hopper_fit_with_every_option(name: str) -> None:
+    assert _of_entry(name, "sm90", True)[0].shared <= SHARED["sm90"]
+
+
+# -- variants ------------------------------------------------------------------------------------------------
+
+
+def _traits(kernel: str, dtype: str, draw: random.Random) -> dict[str, Any]:
+    """Traits that a call can have together, drawn at random; `arguments.traits` says what excludes what."""
+
+    def some() -> bool:
+        return draw.random() < 0.35
+
+    if kernel == "delta":
+        return {"SINK": some(), "LSE_GRADIENT": some()}
+    found: dict[str, Any] = {"MASK": draw.randrange(4)}
+    if found["MASK"] == v.BAND:
+        found["STEPPED"] = some()
+    elif found["MASK"] != v.BITS:
+        found["INTERVALS"] = draw.choice((1, 2))
+    for name in ("SOFTCAP", "ALIBI", "BIAS", "SINK", "DROPOUT", "TABLES"):
+        found[name] = some()
+    found["BIAS"] |= kernel == "bias"
+    found["SLOPE_ROWS"] = found["ALIBI"] and found["TABLES"] and some()
+    found["QUADS"] = found["DROPOUT"] and not found["TABLES"] and some()
+    if found["BIAS"]:
+        found["BIAS_DENSE"] = some()
+        found["BIAS_UNIT"] = 8 if found["BIAS_DENSE"] else 1
+    scored = found["SOFTCAP"] or found["ALIBI"] or found["BIAS"]
+    found["PLAIN"] = dtype != "fp32" and not scored
+    found["TF32"] = dtype == "fp32" and some()
+    if kernel != "bias":
+        state = draw.choice(("CAREFUL", "REPAIR", "full"))
+        if state != "full":
+            found[state] = True
+    if kernel == "queries":
+        found["SLOPE_GRADIENT"] = found["ALIBI"] and some()
+        found["BIAS_GRADIENT"] = draw.choice((0, v.PER_ROW, v.PER_SCORE)) if found["BIAS"] else 0
+    if kernel in ("keys", "dk"):
+        found["BIAS_GRADIENT"] = draw.choice((0, v.PER_KEY)) if found["BIAS"] else 0
+    return found
+
+
+def _variant(
+    kernel: str, dtype: str, dims: tuple[int, int], arch: str, draw: random.Random
+) -> tuple[Any, ...]:
+    """`(kernel, variant, dtype, warps, arch)` with the sizes that a call on `arch` would take."""
+    bits, traits = 32 if dtype == "fp32" else 16, _traits(kernel, dtype, draw)
+    if kernel == "delta":
+        rows, keys, warps, stages = (64 if dims[1] <= 128 else 16,) * 2 + (4, 1)
+    else:
+        kept = torch.float32 if bits == 32 else torch.bfloat16
+        options = ("bias",) if traits["BIAS"] else ()
+        problem = Problem(1, 4, 4, 512, 512, *dims, kept, "cuda", options=options)
+        kind = next(name for name, number in v.KINDS.items() if number == traits["MASK"])
+        table = tuned.shipped(arch)
+        rows, keys, warps, stages = next(
+            table[name] for name in names_of(kernel, problem, kind) if name in table
+        )
+    out_unit = 8 if dims[1] % 8 == 0 and (kernel == "forward" or dims[0] % 8 == 0) else 1
+    C = Variant(
+        *dims, rows, keys, STAGES=1 if traits.get("REPAIR") else stages, UNIT=128 // bits, OUT_UNIT=out_unit,
+        WANT_K=kernel != "dv", WANT_V=kernel != "dk", **traits,
+    )  # fmt: skip
+    return kernel, C, dtype, warps, arch
+
+
+def _exists(kernel: str, dtype: str, dims: tuple[int, int]) -> bool:
+    """Whether there are sizes for it: wide heads have no kernel for dK and dV together."""
+    return kernel != "keys" or max(dims) <= 128
+
+
+def _grid() -> Iterator[tuple[Any, ...]]:
+    """Every kernel with every head size and dtype on every architecture, the other traits drawn."""
+    draw = random.Random(0)
+    for arch in ARCHITECTURES:
+        for kernel in KERNELS:
+            for dims in DIMS:
+                for dtype in ("bf16", "fp16", "fp32"):
+                    if _exists(kernel, dtype, dims):
+                        yield _variant(kernel, dtype, dims, arch, draw)
+
+
+def _name(point: tuple[Any, ...]) -> str:
+    """Kernel, dtype, architecture, and the traits that are not as by default."""
+    kernel, C, dtype, _, arch = point
+    usual = Variant(1, 1, 1, 1)
+    traits = (
+        f"{name}{int(value) if value is not True else ''}"
+        for name, value in vars(C).items()
+        if value != getattr(usual, name)
+    )
+    return "-".join([kernel, dtype, arch, *traits])
+
+
+_GRID = list(_grid())
+#: Four of each architecture, kernels and head sizes in turn.
+_SOME = [
+    next(p for p in random.Random(f"{arch} {n}").sample(_GRID, len(_GRID)) if p[4] == arch and p[0] == kernel)
+    for i, arch in enumerate(ARCHITECTURES)
+    for n, kernel in enumerate([*KERNELS][j % 7] for j in range(i, i + 4))
+]
+_MLA = [
+    _variant("forward", "bf16", (576, 512), arch, random.Random(1)) for arch in ("sm90", "sm100", "gfx942")
+]
+
+
+def _compiles(point: tuple[Any, ...]) -> None:
+    kernel, C, dtype, warps, arch = point
+    made = compiled(KERNELS[kernel], C, dtype, warps, arch)
+    assert made.asm["hsaco" if arch.startswith("gfx") else "cubin"]
+    if arch in SHARED:
+        assert made.metadata.shared <= SHARED[arch]
+
+
+@pytest.mark.parametrize("point", [*_SOME, *_MLA], ids=_name)
+def test_a_sample_of_variants_compiles(point: tuple[Any, ...]) -> None:
+    _compiles(point)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", _GRID, ids=_name)
+def test_every_kernel_compiles_for_every_architecture(point: tuple[Any, ...]) -> None:
+    _compiles(point)

@@ -1,0 +1,292 @@
+"""The Triton backend on GPUs: the whole conformance suite, and what no small case shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tilefold import attention, masks, reference
+from tilefold.testing import conformance
+from tilefold.testing.cases import Case
+from tilefold.testing.law import LAWS, Law
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("law, case", conformance.parameters(), ids=conformance.identify)
+def test_triton_obeys_on_a_gpu(law: Law, case: Case) -> None:
+    conformance.run(law, case, "triton", "cuda")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", conformance.laws(), ids=conformance.identify)
+def test_triton_obeys_on_the_full_grid(law: Law) -> None:
+    for case in conformance.cases(law, full=True):
+        conformance.run(law, case, "triton", "cuda")
+
+
+def _randn(*shape: int, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> Tensor:
+    return torch.randn(*shape, dtype=dtype, device=device)
+
+
+def _gradients(out: Tensor, tensors: list[Tensor], dout: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(out, tensors, dout)
+
+
+@pytest.fixture
+def memory() -> Iterator[None]:
+    """Gives the memory of a large test back."""
+    yield
+    torch.cuda.empty_cache()
+
+
+def _needs(gibibytes: int) -> None:
+    free, _ = torch.cuda.mem_get_info()
+    if free < gibibytes << 30:
+        pytest.skip(f"needs {gibibytes} GiB of free GPU memory; there are {free >> 30}")
+
+
+# -- heads of every size -------------------------------------------------------------------------------------
+
+MATCHES = LAWS["matches_the_reference"]
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "documents_causal", "columns4", "random_blocks"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("dims", [(192, 128), (512, 512), (256, 256), (96, 96), (1, 1)])
+def test_wide_and_uneven_heads_match_the_reference(dims: tuple[int, int], dtype: str, mask: str) -> None:
+    case = Case(dims=dims, dtype=dtype, mask=mask, lengths=(300, 333), heads=(4, 2), loss="both")
+    conformance.run(MATCHES, case, "triton", "cuda")
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("Lq", [1, 200])
+def test_absorbed_mla_matches_float64(dtype: str, Lq: int) -> None:
+    """One key head of 576, whose first 512 channels are the value; 16 query heads share it."""
+    found: torch.dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
+    latent = _randn(2, 1, 700, 576, dtype=found)
+    q, v = _randn(2, 16, Lq, 576, dtype=found), latent[..., :512]
+    options: dict[str, Any] = {"mask": masks.causal(), "scale": 192**-0.5}
+    out, lse = attention(q, latent, v, backend="triton", return_lse=True, **options)
+    truth, truth_lse = reference.attention(q.double(), latent.double(), v.double(), **options)
+    plain, plain_lse = reference.attention(q, latent, v, **options)
+    for value, exact, baseline in ((out, truth, plain), (lse, truth_lse, plain_lse)):
+        unit = torch.finfo(value.dtype).eps * float(exact.abs().max())
+        error = float((value.double() - exact).abs().max())
+        assert error <= 2.0 * float((baseline.double() - exact).abs().max()) + unit
+
+
+# -- large offsets -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("heads_inside", [False, True])
+def test_offsets_beyond_32_bits(heads_inside: bool) -> None:
+    """q, out and dq of more than 2^31 elements; the last heads of the last batch element, whose offsets do
+    not fit 32 bits, are what the eager backend makes of them alone.
+    """
+    _needs(60)
+    B, H, L, D = 3, 96, 65536, 128
+    shape = (B, L, H, D) if heads_inside else (B, H, L, D)
+    q = _randn(*shape)
+    q = q.transpose(1, 2) if heads_inside else q
+    assert q.numel() > 2**31
+    assert q[-1, -1, -1, -1].data_ptr() - q.data_ptr() > 2**32
+    k, v = _randn(B, H, 300, D), _randn(B, H, 300, D)
+    mask = masks.padding(torch.tensor([300, 200, 250], device="cuda"))
+    tensors = [x.requires_grad_() for x in (q, k, v)]
+    out = attention(*tensors, mask=mask, backend="triton")
+    dout = torch.empty_like(out)
+    dout.normal_()
+    dq, dk, dv = _gradients(out, tensors, dout)
+    part = (slice(-1, None), slice(-2, None))
+    small = [x[part].detach().float().requires_grad_() for x in (q, k, v)]
+    only = masks.padding(torch.tensor([250], device="cuda"))
+    expected = attention(*small, mask=only, backend="eager")
+    found = _gradients(expected, small, dout[part].float())
+    # The values are sums of 250 terms in bfloat16; a wrong address gives another random number altogether.
+    for value, exact in zip((out, dq, dk, dv), (expected, *found), strict=True):
+        error = (value[part].float() - exact).detach().abs().max()
+        assert float(error) <= 2.0**-6 * float(exact.detach().abs().max())
+
+
+@pytest.mark.usefixtures("memory")
+def test_bits_of_more_than_32_bits() -> None:
+    """A mask of 70,000 x 70,000, every granule of which is mixed, has more than 2^32 elements: the last rows
+    are those of a small call with the last rows of the mask.
+    """
+    _needs(60)
+    L, D, last = 70_000, 64, 96
+    assert L * L > 2**32
+    q, k, v = (_randn(1, 2, L, D) for _ in range(3))
+    pattern = masks.predicate(_pattern)
+    mask = pattern.build(1, 2, L, L, torch.device("cuda"))
+    tensors = [x.requires_grad_() for x in (q, k, v)]
+    out = attention(*tensors, mask=mask, backend="triton")
+    dout = torch.zeros_like(out)
+    dout[:, :, -last:].normal_()
+    dq, dk, dv = _gradients(out, tensors, dout)
+    rows = torch.arange(L - last, L, device="cuda")[:, None]
+    keys = torch.arange(L, device="cuda")
+    heads = torch.arange(2, device="cuda")[None, :, None, None]
+    seen = _pattern(torch.zeros_like(heads), heads, rows, keys)
+    small = [x.detach().float().requires_grad_() for x in (q[:, :, -last:], k, v)]
+    expected = attention(*small, mask=masks.dense(seen), backend="eager")
+    found = _gradients(expected, small, dout[:, :, -last:].float())
+    values = (out[:, :, -last:], dq[:, :, -last:], dk, dv)
+    for value, exact in zip(values, (expected, *found), strict=True):
+        error = (value.float() - exact).detach().abs().max()
+        assert float(error) <= 2.0**-6 * float(exact.detach().abs().max())
+
+
+def _pattern(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return (q * 7 + k * 13 + h * 3 + b) % 11 < 4
+
+
+# -- devices, streams, graphs, compilation -------------------------------------------------------------------
+
+
+@pytest.mark.multi_gpu
+def test_kernels_run_on_the_device_of_their_tensors() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    here = [_randn(2, 4, 200, 64) for _ in range(4)]
+    results = []
+    for device in ("cuda:0", "cuda:1", "cuda:1"):
+        *tensors, dout = (x.to(device) for x in here)
+        tensors = [x.requires_grad_() for x in tensors]
+        mask = masks.documents(torch.tensor([0, 50, 200], device=device), within=masks.causal())
+        out = attention(*tensors, mask=mask, dropout_p=0.2, seed=3, backend="triton")
+        assert out.device == torch.device(device)
+        results.append([x.cpu() for x in (out, *_gradients(out, tensors, dout))])
+    assert torch.cuda.current_device() == 0
+    for other in results[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(results[0], other, strict=True))
+
+
+def test_a_side_stream_is_respected() -> None:
+    """The inputs come out of a long wait on that stream, so that a launch on any other reads what was there
+    before.
+    """
+    stream = torch.cuda.Stream()
+    fresh = [_randn(1, 4, 512, 64) for _ in range(3)]
+    expected = attention(*fresh, mask=masks.causal(), backend="triton")
+    late = [torch.zeros_like(x) for x in fresh]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        for x, value in zip(late, fresh, strict=True):
+            x.copy_(value)
+        out = attention(*late, mask=masks.causal(), backend="triton")
+    stream.synchronize()
+    assert torch.equal(out, expected)
+
+
+def test_replays_of_a_graph_draw_with_the_seed_of_the_moment() -> None:
+    tensors = [_randn(2, 4, 256, 64).requires_grad_() for _ in range(3)]
+    dout, seed = _randn(2, 4, 256, 64), torch.tensor(11, device="cuda")
+    mask = masks.documents(torch.tensor([0, 100, 256], device="cuda"), within=masks.causal())
+
+    def run() -> tuple[Tensor, ...]:
+        out = attention(*tensors, mask=mask, dropout_p=0.4, seed=seed, backend="triton")
+        return (out, *_gradients(out, tensors, dout))
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    seen = []
+    for value in (11, 12, 11):
+        seed.fill_(value)
+        graph.replay()
+        torch.cuda.synchronize()
+        seen.append([x.clone() for x in captured])
+        assert all(torch.equal(x, y) for x, y in zip(seen[-1], run(), strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(seen[0], seen[2], strict=True))
+    assert not any(torch.equal(x, y) for x, y in zip(seen[0], seen[1], strict=True))
+
+
+def test_compiles_whole() -> None:
+    tensors = [_randn(2, 4, 200, 64).requires_grad_() for _ in range(3)]
+    slopes = torch.rand(4, device="cuda").requires_grad_()
+    dout = _randn(2, 4, 200, 64)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
+        out = attention(
+            q * 1.5, k, v, mask=masks.window(70, 0), alibi_slopes=slopes, softcap=20.0, backend="triton"
+        )
+        return out + 1.0
+
+    leaves = [*tensors, slopes]
+    plain = run(*leaves)
+    expected = (plain, *_gradients(plain, leaves, dout))
+    whole = torch.compile(run, fullgraph=True)(*leaves)
+    # The multiplication may be fused, which moves q by one rounding at most.
+    for x, y in zip((whole, *_gradients(whole, leaves, dout)), expected, strict=True):
+        assert float((x - y).detach().abs().max()) <= 2.0**-6 * float(y.detach().abs().max())
+
+
+# -- numbers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [(1, 1, 500, 600), (2, 4, 500, 600), (1, 4, 1, 600), (2, 1, 500, 1)])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_every_gradient_is_bit_stable(bias: tuple[int, ...], deterministic: bool) -> None:
+    """Nothing here uses atomic operations, so that all calls are deterministic, asked for or not."""
+    q, k, v = _randn(2, 4, 500, 64), _randn(2, 2, 600, 64), _randn(2, 2, 600, 64)
+    options = {
+        "bias": _randn(*bias),
+        "sink": torch.randn(4, device="cuda"),
+        "alibi_slopes": torch.rand(2, 4, device="cuda"),
+    }
+    leaves = [x.requires_grad_() for x in (q, k, v, *options.values())]
+    dout, dlse = _randn(2, 4, 500, 64), torch.randn(2, 4, 500, device="cuda")
+    mask = masks.causal() & masks.padding(torch.tensor([600, 450], device="cuda"))
+
+    def run() -> tuple[Tensor, ...]:
+        out, lse = attention(
+            q, k, v, mask=mask, dropout_p=0.1, seed=5, deterministic=deterministic, return_lse=True,
+            backend="triton", **options,
+        )  # fmt: skip
+        return (out, lse, *torch.autograd.grad((out, lse), leaves, (dout, dlse)))
+
+    first = run()
+    assert all(bool(x.isfinite().all()) for x in first)
+    for _ in range(5):
+        assert all(torch.equal(x, y) for x, y in zip(first, run(), strict=True))
+
+
+@pytest.fixture
+def tf32() -> Iterator[Any]:
+    """PyTorch's switch, which is put back."""
+    switch = torch.backends.cuda.matmul
+    before = switch.allow_tf32
+    yield switch
+    switch.allow_tf32 = before
+
+
+def test_tf32_is_a_choice(tf32: Any) -> None:
+    """Products of float32 are exact to float32 unless PyTorch's own switch says otherwise."""
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("needs matrix units for TF32")
+    q, k, v = (_randn(1, 2, 256, 64, dtype=torch.float32) for _ in range(3))
+    truth, _ = reference.attention(q.double(), k.double(), v.double())
+    errors = {}
+    for allowed in (False, True, False):
+        tf32.allow_tf32 = allowed
+        out = attention(q, k, v, backend="triton")
+        errors[allowed] = float((out.double() - truth).abs().max())
+    # Ten bits of mantissa against 23.
+    assert errors[False] < 1e-5
+    assert 10.0 * errors[False] < errors[True] < 1e-2

@@ -1,0 +1,340 @@
+"""The Triton kernels under Triton's interpreter, on the CPU: every law and every form of mask on small
+shapes, with tiles of 32 x 32 and with those of the shipped table, and no access outside of a tensor.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from tilefold import attention, masks, ops, philox
+from tilefold.masks import lower
+from tilefold.masks.band import Band
+from tilefold.planning import tuned
+from tilefold.problem import Positions, Problem
+from tilefold.scores import Scores
+from tilefold.testing import conformance
+from tilefold.testing.bounds import Accesses, memory_checked
+from tilefold.testing.cases import BIASES, MASKS, Case, sample
+from tilefold.testing.inputs import LAYOUTS, VALUES
+from tilefold.testing.law import LAWS, Law
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import triton
+import triton.language as tl
+
+from tilefold.backends.triton import backward, bias, forward, sizes
+from tilefold.backends.triton.arguments import Kept
+from tilefold.backends.triton.tile import place, tanh
+
+pytestmark = pytest.mark.interpreter
+
+
+@pytest.fixture(autouse=True)
+def accesses() -> Iterator[Accesses]:
+    """Every kernel of every test here stays inside its tensors."""
+    with memory_checked() as seen:
+        yield seen
+
+
+# -- the conformance suite, on a sample ----------------------------------------------------------------------
+
+_AXES: dict[str, Any] = {
+    "batch": (1, 2),
+    "heads": ((2, 1), (2, 2)),
+    "lengths": ((33, 33), (40, 70), (70, 37), (5, 66)),
+    "dims": ((16, 16), (24, 24), (32, 48), (3, 3)),
+    "dtype": ("fp32", "bf16", "fp16"),
+    "mask": tuple(MASKS),
+    "values": tuple(VALUES),
+    "layout": tuple(LAYOUTS)[:-1],
+    "loss": ("out", "both", "lse"),
+    "scale": (None, 0.3),
+    "softcap": (None, 15.0),
+    "alibi": ("", "H", "BH"),
+    "bias": ("", *BIASES),
+    "sink": (False, True),
+    "dropout_p": (0.0, 0.25),
+}
+_POOL = sample(_AXES, 6000, seed=0)
+MATCHES = LAWS["matches_the_reference"]
+
+
+def _one_per_mask() -> list[Case]:
+    """Each form of mask once, the dtypes in turn."""
+    dtypes = _AXES["dtype"]
+    return [
+        next(case for case in _POOL if case.mask == name and case.dtype == dtypes[i % len(dtypes)])
+        for i, name in enumerate(MASKS)
+    ]
+
+
+def _per_law(count: int) -> list[tuple[Law, Case]]:
+    """Every other law on `count` cases, the dtypes in turn."""
+    found = []
+    for i, law in enumerate(law for law in conformance.laws() if law is not MATCHES):
+        for n in range(count):
+            dtype = _AXES["dtype"][(i + n) % 3]
+            fit = [case for case in _POOL if case.dtype == dtype and law.applies(case)]
+            found.append((law, random.Random(f"{law.name} {n}").choice(fit)))
+    return found
+
+
+@pytest.mark.parametrize("case", _one_per_mask(), ids=conformance.identify)
+def test_every_mask_matches_the_reference(case: Case, accesses: Accesses) -> None:
+    conformance.run(MATCHES, case, "triton")
+    assert accesses.loads > 0
+    assert accesses.stores > 0
+
+
+@pytest.mark.parametrize("law, case", _per_law(2), ids=conformance.identify)
+def test_every_law_is_obeyed(law: Law, case: Case) -> None:
+    conformance.run(law, case, "triton")
+
+
+@pytest.fixture
+def tiles_of_sm90(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The tile sizes that a Hopper GPU would take."""
+    monkeypatch.setattr(sizes, "interpreted", lambda: False)
+    for module in (forward, backward, bias):
+        # What was worked out for tiles of 32 x 32 does not count.
+        monkeypatch.setattr(module, "_kept", Kept(module._make))
+    with tuned.assuming("sm90"):
+        yield
+
+
+_LARGE_TILES = [
+    Case(mask="causal", dtype="bf16", lengths=(200, 200), dims=(128, 128), loss="both"),
+    Case(mask="documents_causal", dtype="fp16", lengths=(130, 150), dims=(64, 64), dropout_p=0.25),
+    Case(mask="columns4", dtype="bf16", lengths=(150, 130), dims=(64, 64), softcap=15.0),
+    Case(mask="random_blocks", dtype="bf16", lengths=(129, 257), dims=(96, 96), alibi="BH", bias="QK"),
+    Case(mask="window", dtype="fp32", lengths=(77, 130), dims=(64, 32), bias="BHQK", sink=True),
+    Case(mask="dense_each", dtype="fp16", lengths=(70, 70), dims=(192, 128)),
+    Case(mask="dilated", dtype="fp16", lengths=(65, 100), dims=(256, 256), batch=1, heads=(2, 1)),
+    Case(mask="causal", dtype="bf16", lengths=(40, 65), dims=(576, 512), batch=1, heads=(2, 1)),
+]
+
+
+@pytest.mark.usefixtures("tiles_of_sm90")
+@pytest.mark.parametrize("case", _LARGE_TILES, ids=conformance.identify)
+def test_tiles_of_the_shipped_table_match_the_reference(case: Case) -> None:
+    conformance.run(MATCHES, case, "triton")
+
+
+@pytest.mark.usefixtures("tiles_of_sm90")
+@pytest.mark.parametrize("law", ["hidden_keys_change_nothing", "a_row_feels_only_the_keys_it_sees"])
+def test_tiles_of_the_shipped_table_select(law: str) -> None:
+    case = Case(mask="causal_window", dtype="bf16", batch=1, heads=(2, 1), lengths=(66, 80))
+    conformance.run(LAWS[law], case, "triton")
+
+
+# -- rows past the end of a tile -----------------------------------------------------------------------------
+
+# Masks of 33 rows and 40 keys that hide key 36 from every row, and by form what they say of rows behind them.
+_AWAY = torch.arange(40).ne(36)
+_BEYOND = {
+    "band": masks.causal(align="top-left"),
+    "rows": masks.padding(torch.tensor([36])),
+    "cols": masks.columns(
+        torch.stack([torch.full((40,), 33), torch.where(_AWAY, 0, 33)], -1).int()[None, None], causal=False
+    ),
+    "bits": masks.dense(_AWAY & (torch.arange(33)[:, None] % 2 == 0) & (torch.arange(40) % 3 > 0)),
+}
+
+
+@pytest.mark.parametrize("kind", _BEYOND)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_rows_past_the_end_see_no_key(kind: str, value: float) -> None:
+    """They would meet a NaN in a key that nobody sees, and carry it into that key's gradient."""
+    mask = _BEYOND[kind]
+    spec, held = mask.spec()
+    assert lower(spec, held, 1, 1, 33, 40, torch.device("cpu")).kind == kind
+    assert not bool(mask.materialize(1, 1, 33, 40)[..., 36].any())
+    q, k, v = (torch.randn(1, 1, length, 16) for length in (33, 40, 40))
+    k[:, :, 36], v[:, :, 36] = value, value
+    tensors = [x.requires_grad_() for x in (q, k, v)]
+    out = attention(*tensors, mask=mask, backend="triton")
+    found = torch.autograd.grad(out, tensors, torch.randn_like(out))
+    assert all(bool(x.isfinite().all()) for x in (out, *found))
+    assert not found[1][:, :, 36].any()
+    assert not found[2][:, :, 36].any()
+
+
+# -- pieces --------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _place_kernel(out, lines: tl.int32, pairs: tl.int32, span: tl.int32, reverse: tl.int32):
+    pid = tl.program_id(0)
+    line, pair = place(pid, lines, pairs, span, reverse)
+    tl.store(out + 2 * pid, line)
+    tl.store(out + 2 * pid + 1, pair)
+
+
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize(
+    "lines, pairs, span", [(1, 1, 1), (5, 6, 2), (5, 7, 3), (3, 4, 100), (1, 9, 4), (7, 1, 1)]
+)
+def test_programs_share_the_work_once_and_in_sections(
+    lines: int, pairs: int, span: int, reverse: int
+) -> None:
+    out = torch.full((lines * pairs, 2), -1, dtype=torch.int32)
+    _place_kernel[(lines * pairs,)](out, lines, pairs, span, reverse)
+    visited = [tuple(place) for place in out.tolist()]
+    assert sorted(visited) == [(line, pair) for line in range(lines) for pair in range(pairs)]
+    # One section of heads after the other; within one, the lines in order.
+    order = [(pair // span, -line if reverse else line) for line, pair in visited]
+    assert order == sorted(order)
+
+
+@triton.jit
+def _tanh_kernel(x, y, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(y + at, tanh(tl.load(x + at)))
+
+
+def test_tanh_is_right_to_a_few_units() -> None:
+    near = torch.linspace(-0.7, 0.7, 4096)
+    around = torch.nextafter(torch.tensor([0.625, -0.625]), torch.tensor(0.0))
+    large = torch.tensor([10.0, 20.0, 88.0, 1e4, 3e38, float("inf"), 0.0, 1e-30, 1e-40, 0.625])
+    x = torch.cat([near, torch.linspace(-12, 12, 4096 - 22), around, large, -large])
+    y = torch.empty_like(x)
+    _tanh_kernel[(1,)](x, y, x.numel())
+    truth = x.double().tanh()
+    error = (y.double() - truth).abs()
+    # The smallest subnormal is allowed for where the result itself has no more digits.
+    assert bool((error <= 2.0 * torch.finfo(torch.float32).eps * truth.abs() + 2.0**-149).all())
+    assert bool((y.signbit() == x.signbit()).logical_or(x == 0).all())
+
+
+def _launched(function: Any) -> list[tuple[str, Any, Tensor | None]]:
+    """Names, variants and flags (as they are after it) of the launches that `function` makes."""
+    from triton.runtime.interpreter import GridExecutor
+
+    launch, found = GridExecutor.__call__, []
+
+    def observed(grid: Any, *arguments: Any, **options: Any) -> None:
+        launch(grid, *arguments, **options)
+        named = dict(zip(grid.arg_names, arguments, strict=True))
+        flags = named.get("flags")
+        found.append((grid.fn.__name__, named["C"], None if flags is None else flags.clone()))
+
+    with mock.patch.object(GridExecutor, "__call__", observed):
+        function()
+    return found
+
+
+def _forward_and_backward(mask: masks.Mask, spoil: int | None) -> None:
+    q, k, v = (torch.randn(1, 1, 64, 16) for _ in range(3))
+    if spoil is not None:
+        v[:, :, spoil] = float("nan")
+    tensors = [x.requires_grad_() for x in (q, k, v)]
+    attention(*tensors, mask=mask, backend="triton").sum().backward()
+
+
+def test_without_a_mask_nothing_is_flagged_nor_repaired() -> None:
+    launches = _launched(lambda: _forward_and_backward(masks.full(), 3))
+    assert {name for name, *_ in launches} == {
+        "forward_kernel",
+        "delta_kernel",
+        "keys_kernel",
+        "queries_kernel",
+    }
+    assert all(flags is None and not C.CAREFUL and not C.REPAIR for _, C, flags in launches)
+
+
+def test_programs_repair_what_met_a_nan_and_nothing_else(accesses: Accesses) -> None:
+    """Two tiles of rows, causal, NaN in value 40: the first tile does not visit it, the second does."""
+    clean = _launched(lambda: _forward_and_backward(masks.causal(), None))
+    loads = accesses.loads
+    spoiled = _launched(lambda: _forward_and_backward(masks.causal(), 40))
+    for launches, flagged in ((clean, 0), (spoiled, 1)):
+        names = [name for name, C, _ in launches if C.REPAIR]
+        assert sorted(names) == ["forward_kernel", "keys_kernel", "queries_kernel"]
+        forwards = [flags for name, _, flags in launches if name == "forward_kernel"]
+        assert [int(flags.sum()) for flags in forwards if flags is not None] == [flagged, flagged]
+    assert accesses.loads - loads > loads
+
+
+# -- dropout -------------------------------------------------------------------------------------------------
+
+_PLACES = {
+    "aligned": Positions(k_origin=1000, q_origin=7, batch_origin=3, head_origin=5),
+    "unaligned": Positions(k_origin=1003, q_origin=7, batch_origin=3, head_origin=5),
+    "strided": Positions(k_origin=2, k_step=3, q_origin=1, q_step=2),
+}
+
+
+@pytest.mark.parametrize("place", _PLACES)
+@pytest.mark.parametrize("seed", [0, (1 << 40) + 5, -3])
+def test_dropout_draws_what_philox_draws(place: str, seed: int) -> None:
+    """Under equal scores and values of the unit matrix, `out` shows which probabilities were kept, and so
+    does dv under an incoming gradient of the unit matrix.
+    """
+    (B, H, L), rate, at = (2, 2, 40), 0.3, _PLACES[place]
+    q, k = torch.zeros(B, H, L, 16), torch.zeros(B, H, L, 16)
+    unit = torch.eye(L).expand(B, H, L, L)
+    scores = Scores(1.0, dropout_p=rate, seed=torch.tensor(seed))
+    problem = Problem(
+        B, H, H, L, L, 16, L, torch.float32, positions=at, options=scores.flags, backend="triton"
+    )
+    part = ops.forward(problem, q, k, unit, Band(None, None), scores)
+    b, h, i, j = (torch.arange(n) for n in (B, H, L, L))
+    kept = philox.keep(
+        torch.tensor(seed),
+        rate,
+        (b + at.batch_origin)[:, None, None],
+        (h + at.head_origin)[:, None],
+        i * at.q_step + at.q_origin,
+        j * at.k_step + at.k_origin,
+    )
+    assert torch.equal(part.out > 0, kept)
+    dout = unit.contiguous()
+    found = ops.backward(problem, q, k, unit, Band(None, None), scores, dout, part.out, part.lse)
+    assert found.v is not None
+    assert torch.equal(found.v.transpose(2, 3) > 0, kept)
+
+
+# -- the checker itself --------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _copy_kernel(x, y, loaded: tl.int32, stored: tl.int32, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(y + at, tl.load(x + at, mask=at < loaded, other=0.0), mask=at < stored)
+
+
+def test_the_checker_counts_what_is_inside(accesses: Accesses) -> None:
+    x, y = torch.randn(16), torch.empty(16)
+    _copy_kernel[(1,)](x, y, 16, 12, 16)
+    assert (accesses.launches, accesses.loads, accesses.stores) == (1, 16, 12)
+    assert torch.equal(y[:12], x[:12])
+
+
+@pytest.mark.parametrize(
+    "loaded, stored, said",
+    [
+        (16, 12, r"_copy_kernel: load outside .* at 3 of 16 addresses; .* 1 bytes from x, the nearest"),
+        (13, 14, r"_copy_kernel: store outside .* at 2 of 14 addresses; .* 1 bytes from y, the nearest"),
+    ],
+)
+def test_the_checker_finds_accesses_outside(loaded: int, stored: int, said: str) -> None:
+    x, y = torch.randn(64)[:13], torch.empty(64)[:12]
+    with pytest.raises(AssertionError, match=said):
+        _copy_kernel[(1,)](x, y, loaded, stored, 16)
+
+
+def test_the_checker_goes_as_it_came() -> None:
+    from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
+
+    before = GridExecutor.__call__, vars(InterpreterBuilder).copy()
+    with memory_checked():
+        assert GridExecutor.__call__ is not before[0]
+    assert (GridExecutor.__call__, vars(InterpreterBuilder).copy()) == before
