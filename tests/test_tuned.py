@@ -14,6 +14,8 @@ from tilefold import attention
 from tilefold.backends.eager import fold
 from tilefold.bench import tune as tuning
 from tilefold.bench.cases import BenchCase
+from tilefold.bench.entries import parse
+from tilefold.bench.tune_kernels import Found, KernelTuning
 from tilefold.cost import store
 from tilefold.errors import ArgumentError
 from tilefold.planning import tuned
@@ -105,6 +107,55 @@ def test_trials_go_before_tables_and_end(cache: Path) -> None:
     assert fold.block_of(problem) == before
 
 
+NAMES = ["triton/keys/16/64/rows", "triton/keys/16/64"]
+
+
+def test_sizes_are_those_of_the_first_name_in_the_table(cache: Path) -> None:
+    assert tuned.sizes(NAMES, "cpu") is None
+    assert tuned.sizes(NAMES, "cpu", (1, 2, 3, 4)) == (1, 2, 3, 4)
+    tuned.keep("cpu", {NAMES[1]: [64, 32, 4, 2]})
+    assert tuned.sizes(NAMES, "cpu", (1, 2, 3, 4)) == (64, 32, 4, 2)
+    tuned.keep("cpu", {NAMES[0]: None})
+    assert tuned.sizes(NAMES, "cpu", (1, 2, 3, 4)) is None
+    with tuned.trying(NAMES[0], [16, 16, 4, 1]):
+        assert tuned.sizes(NAMES, "cpu") == (16, 16, 4, 1)
+        with tuned.trying(NAMES[0], None):
+            assert tuned.sizes(NAMES, "cpu", (1, 2, 3, 4)) is None
+        assert tuned.sizes(NAMES, "cpu") == (16, 16, 4, 1)
+    assert tuned.sizes(NAMES[1:], "cpu") == (64, 32, 4, 2)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [64, 64, 4],
+        [64, 64, 4, 2.0],
+        [64, 64, 4, 0],
+        [512, 64, 4, 2],
+        [64, 64, 4, 2, 3],
+        [64, 64, 4, 2, 1, 1],
+        "none",
+    ],
+)
+def test_sizes_without_sense_in_the_users_table_do_not_count(cache: Path, value: object) -> None:
+    store.write("tuned-cpu", {NAMES[1]: value, "triton/forward/16/64": None})
+    tuned._table.cache_clear()
+    for name in (NAMES[1], "triton/forward/16/64"):
+        assert tuned.sizes([name], "cpu", (1, 2, 3, 4)) == (1, 2, 3, 4)
+
+
+def test_a_change_of_sizes_is_told_to_who_asked(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, ...] | None] = []
+    monkeypatch.setattr(tuned, "_listeners", [])
+    tuned.on_change(lambda: told.append(tuned.sizes(NAMES, "cpu")))
+    with tuned.trying("fold_tile_elements", 1 << 13):
+        assert told == []
+    with tuned.trying(NAMES[0], [16, 16, 4, 1]):
+        assert told == [(16, 16, 4, 1)]
+    tuned.keep("cpu", {NAMES[1]: [32, 32, 4, 1]})
+    assert told == [(16, 16, 4, 1), None, (32, 32, 4, 1)]
+
+
 SMALL = BenchCase("toy", "soft cap", heads=(2, 2), lengths=(64, 64), dims=(16, 16), softcap=5.0)
 
 
@@ -165,3 +216,33 @@ def test_results_do_not_depend_on_tiles(elements: int) -> None:
     whole = attention(q, k, v, softcap=3.0)
     with tuned.trying("fold_tile_elements", elements):
         torch.testing.assert_close(attention(q, k, v, softcap=3.0), whole, rtol=1e-12, atol=1e-12)
+
+
+def test_a_whole_table_is_the_shipped_one_with_what_was_found(cache: Path) -> None:
+    shipped = json.loads((TABLES / "sm90.json").read_text())
+    name, other, new = "triton/forward/16/64", "triton/keys/16/64", "triton/keys/16/256"
+    found = KernelTuning("sm90")
+    for text, best in ((name, (16, 16, 4, 1)), (other, None), (new, (32, 32, 4, 1))):
+        found.entries.append(Found(parse(text), None, best, 2.0, 1.0))
+    # What was right nowhere is not in a table.
+    found.entries.append(Found(parse("triton/keys/16/576"), None, None))
+    text = tuning.whole_table("cpu", tuning.Tuning("sm90", 1, 1 << 20), found)
+    table = json.loads(text)
+    changed = {name: [16, 16, 4, 1], other: None, new: [32, 32, 4, 1], "fold_tile_elements": 1 << 20}
+    assert {key: table[key] for key in changed} == changed
+    stated = table.pop("stack_bytes")
+    assert stated == {k: v for k, v in shipped.pop("stack_bytes").items() if k not in changed}
+    free = {"machine", "date"}
+    assert table.keys() == shipped.keys() | {new}
+    assert all(table[key] == shipped[key] for key in shipped.keys() - changed.keys() - free)
+    # A line per entry, sorted.
+    lines = [line.split('"')[1] for line in text.splitlines()[1:-1]]
+    assert lines[:5] == ["measured", "machine", "date", "fold_tile_elements", "stack_bytes"]
+    assert lines[5:] == sorted(lines[5:])
+
+
+def test_a_whole_table_of_an_architecture_without_one_holds_what_was_measured(cache: Path) -> None:
+    found = KernelTuning("sm86", [Found(parse("triton/dk/16/64"), None, (16, 16, 4, 1), 2.0, 1.0)])
+    table = json.loads(tuning.whole_table("cpu", tuning.Tuning("sm86", 1, 1 << 20), found))
+    assert list(table) == ["measured", "machine", "date", "fold_tile_elements", "triton/dk/16/64"]
+    assert table["measured"] is True

@@ -18,6 +18,9 @@ from typer.testing import CliRunner, Result
 import tilefold
 from tilefold import Problem, masks, ops
 from tilefold.backends.eager import EagerBackend
+from tilefold.bench.entries import Entry, choose, parse
+from tilefold.bench.tune import Tuning
+from tilefold.bench.tune_kernels import Found, KernelTuning, Trial
 from tilefold.cli import MISSING, main
 from tilefold.cli.app import COMMANDS, app
 from tilefold.cost.hardware import MACHINES
@@ -354,3 +357,116 @@ def test_demo_lists_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
     result = run("demo", "--help")
     assert result.exit_code == 0
     assert "--max-context" in result.stdout
+
+
+# -- tune ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tunings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Tuning that finds the same at once, for a GPU that is said to be there; and how it was asked."""
+    asked: list[tuple[Any, ...]] = []
+    old, new = (64, 64, 4, 2), (128, 64, 8, 3)
+
+    def fold(device: str, seconds: float, progress: Any, write: bool) -> Tuning:
+        progress("case", 0, 1)
+        return Tuning("sm90", 1 << 20, 1 << 21, {"case": {1 << 20: 2e-3, 1 << 21: 1e-3}})
+
+    def kernels(device: str, entries: list[Entry], limit: float, progress: Any, write: bool) -> KernelTuning:
+        asked.append((device, [entry.name for entry in entries], limit, write))
+        progress(entries[0].name, 0, 1)
+        trials = [
+            Trial(old, "timed", [], 2e-3),
+            Trial(new, "timed", [], 1e-3, 3.25),
+            Trial((16, 16, 4, 1), "large"),
+            Trial((32, 32, 4, 1), "wrong", ["OVER out [bf16]"]),
+            Trial((32, 16, 4, 1), "failed", ["RuntimeError: no"]),
+        ]
+        first = Found(entries[0], old, new, 2e-3, 1e-3, trials)
+        nothing = Found(parse("triton/keys/16/576"), None, None)
+        return KernelTuning("sm90", [first, nothing], ["triton/dk/16/64"], "/cache/tuned-sm90.json")
+
+    monkeypatch.setattr("tilefold.bench.tune.tune", fold)
+    monkeypatch.setattr("tilefold.bench.tune_kernels.tune_kernels", kernels)
+    monkeypatch.setattr("tilefold.cli.bench.check_device", lambda device: None)
+    monkeypatch.setattr("tilefold.planning.tuned.architecture", lambda device: "sm90")
+    monkeypatch.setattr("tilefold.bench.tune.machine", lambda device: "a GPU")
+    return asked
+
+
+def test_tune_goes_on_to_the_kernels_of_a_gpu(tunings: list[tuple[Any, ...]]) -> None:
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(
+        app, ["tune", "--device", "cuda", "--kernels", "forward"]
+    )
+    assert result.exit_code == 0, result.output
+    device, names, limit, write = tunings[0]
+    assert (device, limit, write) == ("cuda", float("inf"), True)
+    assert names == [entry.name for entry in choose("sm90", ["forward"])]
+    row = next(line for line in result.stdout.splitlines() if line.startswith("forward/16/64"))
+    assert " ".join(row.split()) == (
+        "forward/16/64 64 x 64, 4 warps, 2 stages 2.000 ms 128 x 64, 8 warps, 3 stages 1.000 ms 3.2 s 2 1 2 0"
+    )
+    for line in (
+        "wrong: triton/forward/16/64, 32 x 32, 4 warps, 1 stage: OVER out [bf16]",
+        "failed: triton/forward/16/64, 32 x 16, 4 warps, 1 stage: RuntimeError: no",
+        "triton/keys/16/576: no candidate was right",
+        "no time was left for triton/dk/16/64",
+        "sm90: 1 entry measured; kept in /cache/tuned-sm90.json",
+    ):
+        assert line in result.stdout
+
+
+def test_tune_chooses_entries_and_says_all_of_it_as_json(
+    tunings: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    options = ["--heads", "64, 128", "--kernels", "queries,dk", "--kinds", "any,rows", "--bits", "16"]
+    table = tmp_path / "sm90.json"
+    found = answer(
+        "tune", "--device", "cuda:0", *options, "--limit", "60", "--dry-run", "--write", str(table)
+    )
+    kernels = ("queries", "dk")
+    assert set(tunings[0][1]) == {
+        f"triton/{k}/16/{h}{e}" for k in kernels for h in (64, 128) for e in ("", "/rows")
+    }
+    assert tunings[0][2:] == (60.0, False)
+    assert found["fold_tile_elements"] == 1 << 21
+    first = found["kernels"]["entries"][0]
+    assert (first["entry"], first["new"]) == ("triton/queries/16/64", [128, 64, 8, 3])
+    assert [trial["status"] for trial in first["trials"]] == ["timed", "timed", "large", "wrong", "failed"]
+    assert found["kernels"]["left"] == ["triton/dk/16/64"]
+    written = json.loads(table.read_text())
+    assert written["triton/queries/16/64"] == [128, 64, 8, 3]
+    assert written["fold_tile_elements"] == 1 << 21 and written["machine"].startswith("a GPU, PyTorch")
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--kernels", "forward"], "kernels: expected only where there are kernels, on cuda, got cpu"),
+        (["--limit", "5"], "limit: expected only where there are kernels, on cuda, got cpu"),
+        (["--limit", "inf", "--device", "cuda"], "limit: expected a finite number, got inf"),
+        (["--heads", "64,wide", "--device", "cuda"], "heads: expected whole numbers with commas between"),
+        (
+            ["--kinds", "", "--device", "cuda"],
+            "kinds: expected some of any, short, rows, cols, bits, bias, got ''",
+        ),
+        (
+            ["--write", "no/folder/x.json", "--device", "cuda"],
+            "write: expected a file in a folder that exists",
+        ),
+    ],
+)
+def test_tune_refuses_before_it_measures(
+    options: list[str], message: str, tunings: list[tuple[Any, ...]]
+) -> None:
+    result = run("tune", *options)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert tunings == []
+
+
+def test_tune_on_a_cpu_has_no_kernels(tunings: list[tuple[Any, ...]], tmp_path: Path) -> None:
+    table = tmp_path / "cpu.json"
+    assert "kernels" not in answer("tune", "--write", str(table))
+    assert tunings == []
+    assert json.loads(table.read_text())["fold_tile_elements"] == 1 << 21

@@ -1,11 +1,13 @@
 """Tuning: the sizes of the tables in `planning/tables`, tried on named cases of this machine.
 
-Every candidate passes the gate before it is timed: a tile size that gives wrong numbers is an error, not a
-slow candidate.
+Here the tiles of the eager backend's fold; those of the kernels are in `tune_kernels`. Every candidate is
+checked before it is timed: a tile size that gives wrong numbers is an error, not a slow candidate.
 """
 
 from __future__ import annotations
 
+import datetime
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,16 +15,19 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
+import tilefold
 from tilefold.cost import measure
 from tilefold.errors import ArgumentError
 from tilefold.planning import tuned
+from tilefold.testing.cases import Call
 
 from .cases import CASES, BenchCase, build_sets, short
-from .contestants import CONTESTANTS, OURS
-from .gate import check
+from .machine import machine
 from .run import runs_of
 from .timing import Run, clock_for, take_turns
+from .tune_kernels import KernelTuning, wrong
 
 #: Per device kind, cases that run in the tiled fold and not in PyTorch's fused kernels.
 PRACTICE = {
@@ -36,6 +41,7 @@ CANDIDATES = {
     "cuda": tuple(1 << n for n in range(20, 25)),
 }
 KEY = "fold_tile_elements"
+BACKEND = "eager"
 
 
 @dataclass
@@ -113,18 +119,17 @@ def tune(
 
 def _times(case: BenchCase, candidates: Sequence[int], device: str, seconds: float) -> dict[int, float]:
     """Median seconds of a step with every candidate."""
-    ours = CONTESTANTS[OURS]
     calls = build_sets(case, device, 1)
     runs: dict[str, list[Run]] = {}
     for candidate in candidates:
         with tuned.trying(KEY, candidate):
-            finding = check(short(case), [ours], device, case.backward)[OURS]
-        if finding.status != "ok":
+            reasons = wrong([short(case)], device, BACKEND)
+        if reasons:
             raise ArgumentError(
                 f"{KEY}: expected a size that gives right numbers, got {candidate} in {case.name}: "
-                f"{'; '.join(finding.reasons)}"
+                f"{'; '.join(reasons)}"
             )
-        step = runs_of(ours.prepare(case, calls[0]), calls, case, case.backward)[0]
+        step = runs_of(_attend, calls, case, case.backward)[0]
         runs[str(candidate)] = [partial(_with_tiles, candidate, step)]
     timings = take_turns(runs, seconds, rounds=3, clock=clock_for(device))
     return {int(candidate): timing.median for candidate, timing in timings.items()}
@@ -133,3 +138,30 @@ def _times(case: BenchCase, candidates: Sequence[int], device: str, seconds: flo
 def _with_tiles(candidate: int, step: Run) -> Any:
     with tuned.trying(KEY, candidate):
         return step()
+
+
+def _attend(call: Call) -> Tensor:
+    return tilefold.attention(call.q, call.k, call.v, backend=BACKEND, **call.options)
+
+
+def whole_table(device: str, fold: Tuning, kernels: KernelTuning | None = None) -> str:
+    """A table for `planning/tables`: the shipped one of this architecture, with what was found laid over it.
+
+    Bytes of stack that the shipped table states remain for the sizes that remain; those of new sizes are to
+    be stated anew.
+    """
+    before = tuned.alone(fold.architecture)
+    found = {} if kernels is None else kernels.values
+    entries = {name: value for name, value in (before | found).items() if "/" in name}
+    table: dict[str, Any] = {
+        "measured": True,
+        "machine": f"{machine(device)}, PyTorch {torch.__version__}",
+        "date": datetime.date.today().isoformat(),
+        KEY: fold.best,
+    }
+    if stack := before.get("stack_bytes"):
+        same = {name for name in stack if "/" not in name or entries[name] == before[name]}
+        table["stack_bytes"] = {name: count for name, count in stack.items() if name in same}
+    table |= dict(sorted(entries.items()))
+    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in table.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"

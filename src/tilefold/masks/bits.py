@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .context import states
+from .context import capturing, states
 
 GRANULE = 64
 # Multiplied with eight bytes that are 0 or 1, this gathers byte k into bit k of the top byte.
@@ -67,7 +67,9 @@ class Bits:
         key = (Lq, Lk, bq, bk)
         found = self._cache.get(key)
         if found is None:
-            found = self._cache[key] = self._tile_states(Lq, Lk, bq, bk)
+            found = self._tile_states(Lq, Lk, bq, bk)
+            if not capturing(found.device):
+                self._cache[key] = found
         return found
 
     def _tile_states(self, Lq: int, Lk: int, bq: int, bk: int) -> Tensor:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .context import states
+from .context import capturing, states
 from .rows import bounds_per_tile, compared, inside
 
 
@@ -46,7 +46,9 @@ class Cols:
         """int32 `[Bm, Hm, ceil(Lk / block), 4 * n]`, see `rows.bounds_per_tile`; cached."""
         found = self._cache.get(block)
         if found is None:
-            found = self._cache[block] = bounds_per_tile(self.bounds, block)
+            found = bounds_per_tile(self.bounds, block)
+            if not capturing(found.device):
+                self._cache[block] = found
         return found
 
     def tile_states(self, Lq: int, Lk: int, bq: int, bk: int, device: torch.device | str) -> Tensor:

@@ -71,6 +71,11 @@ class Boxes:
     size: int
 
 
+def capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured: what is made then holds nothing before it is replayed."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def indices(B: int, H: int, dims: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Index tensors of batch elements and query heads with `dims` dimensions in all, the two leading ones
     being theirs.

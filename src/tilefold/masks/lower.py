@@ -23,7 +23,7 @@ from .band import Band
 from .base import Mask
 from .bits import GRANULE, Bits, packed
 from .cols import Cols
-from .context import Points, indices, key_lines, query_lines
+from .context import Points, capturing, indices, key_lines, query_lines
 from .intervals import Spans
 from .library.built import Built
 from .rows import Rows
@@ -119,7 +119,7 @@ def lower(
     whole = parse(mask, tensors) if isinstance(mask, str) else mask
     form = _lowered(whole, B, Hq, Lq, Lk, where, validate)
     # What is made while a CUDA graph is captured holds nothing before the graph is replayed.
-    if key is not None and not _captures(where):
+    if key is not None and not capturing(where):
         cache.put(key, holders, form)
     return form
 
@@ -180,12 +180,8 @@ def _narrowed(found: Spans | None, length: int, device: torch.device) -> Spans |
     return found
 
 
-def _captures(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 def _refuse_capture(device: torch.device) -> None:
-    if _captures(device):
+    if capturing(device):
         raise MaskError(
             "mask: expected one whose lowering does not read the device while a CUDA graph is captured, "
             "got one that does (call mask.build(B, Hq, Lq, Lk, device) before the capture)"

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .context import states
+from .context import capturing, states
 
 NEVER = 2**31 - 1
 
@@ -45,7 +45,9 @@ class Rows:
         """int32 `[Bm, Hm, ceil(Lq / block), 4 * n]`, see `bounds_per_tile`; cached."""
         found = self._cache.get(block)
         if found is None:
-            found = self._cache[block] = bounds_per_tile(self.bounds, block)
+            found = bounds_per_tile(self.bounds, block)
+            if not capturing(found.device):
+                self._cache[block] = found
         return found
 
     def tile_states(self, Lq: int, Lk: int, bq: int, bk: int, device: torch.device | str) -> Tensor:

@@ -41,7 +41,7 @@ def attend(*args: Any) -> tuple[Tensor, Tensor]:
         return forward_op(*args)
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return transforms.attend(args)
-    direct = kernels.unwatched(args[0], args[1], args[2])
+    direct = kernels.unwatched(*args[:7], *args[7], *args[8])
     if torch.is_grad_enabled() and any_requires_grad(args[:DIFFERENTIABLE]):
         # What the op's own autograd rule does, one dispatch earlier.
         return apply(Forward, *flat(args, direct=direct))

@@ -64,11 +64,9 @@ class Forward(_SingleLevelFunction):
     def forward(ctx: Any, *inputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         *tensors, rest = inputs
         # Below view tracking as well: the results are the caller's, who may write into them.
-        if rest.direct:
-            out, lse = run_forward(*rest.arguments(tensors))
-        else:
-            with torch._C._AutoDispatchBelowADInplaceOrView():
-                out, lse = forward_op(*rest.arguments(tensors))
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            run = run_forward if rest.direct else forward_op
+            out, lse = run(*rest.arguments(tensors))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, out, lse)
         ctx.rest = rest
@@ -80,7 +78,7 @@ class Forward(_SingleLevelFunction):
         args, needs = ctx.rest.arguments(tensors), list(ctx.needs_input_grad[:DIFFERENTIABLE])
         if torch.is_grad_enabled():
             gradients = backward_op(dout, dlse, out, lse, needs, *args)
-        elif ctx.rest.direct and unwatched(args[0], args[1], args[2]):
+        elif ctx.rest.direct and unwatched(dout, dlse, out, lse, *tensors):
             gradients = run_backward(dout, dlse, out, lse, needs, *args)
         else:
             with torch._C._AutoDispatchBelowAutograd():

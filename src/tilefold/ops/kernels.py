@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tilefold import tangents
 from tilefold.problem import accumulator
@@ -56,15 +57,14 @@ def in_order(x: Tensor, heads_first: bool) -> Tensor:
     return x if by_row.is_contiguous() else by_row.contiguous().transpose(1, 2)
 
 
-def unwatched(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def unwatched(*tensors: Tensor | None) -> bool:
     """Whether nobody would notice that an op is run without PyTorch's dispatcher, which costs more host time
-    than all else: no mode, no profiler, no trace, no kind of tensor of its own.
+    than all else: no transform, no mode, no profiler, no trace, no kind of tensor of its own.
     """
     return (
-        type(q) in _PLAIN
-        and type(k) in _PLAIN
-        and type(v) in _PLAIN
-        and not q.is_meta
+        all(x is None or (type(x) in _PLAIN and not x.is_meta) for x in tensors)
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._len_torch_function_stack() == 0
         and not torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]

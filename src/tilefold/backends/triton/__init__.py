@@ -17,10 +17,12 @@ from tilefold.problem import Problem
 from . import backward as _backward
 from . import bias as _bias
 from . import forward as _forward
-from .arguments import FAR, interpreted
+from .arguments import FAR, LONGEST, interpreted
 
 #: The widest head that the kernels hold.
 WIDEST = 576
+#: Shared memory that the kernels for wide heads in float32 take, in bytes.
+WIDE_FLOAT32 = 136 << 10
 
 
 @functools.cache
@@ -30,6 +32,14 @@ def _too_old() -> str | None:
         return None
     major, minor = torch.cuda.get_device_capability()
     return f"{major}.{minor}" if major < 8 else None
+
+
+@functools.cache
+def _shared_memory() -> int:
+    """Bytes of shared memory that a program may have; no limit where there is no GPU."""
+    if not torch.cuda.is_available():
+        return 1 << 30
+    return torch.cuda.get_device_properties().shared_memory_per_block_optin
 
 
 class TritonBackend:
@@ -50,10 +60,19 @@ class TritonBackend:
         for name, size in (("query and key", problem.head_dim), ("value", problem.v_head_dim)):
             if not 1 <= size <= WIDEST:
                 reasons.append(f"its kernels hold {name} heads of size 1 to {WIDEST}, not {size}")
+        widest = max(problem.head_dim, problem.v_head_dim)
+        if problem.q_heads * widest >= LONGEST:
+            reasons.append(f"its kernels step over rows of fewer than {LONGEST} elements of all heads")
+        if problem.dtype == torch.float32 and widest > 256 and _shared_memory() < WIDE_FLOAT32:
+            reasons.append(
+                f"its float32 kernels for heads wider than 256 need {WIDE_FLOAT32 >> 10} KiB of shared "
+                f"memory, and this GPU has {_shared_memory() >> 10}"
+            )
         at = problem.positions
         ends = (
             at.q_origin + at.q_step * problem.q_length, at.k_origin + at.k_step * problem.k_length,
             at.q_origin, at.k_origin, at.diagonal or 0, problem.q_length, problem.k_length,
+            at.q_origin + (at.diagonal or problem.k_length - problem.q_length) - at.k_origin,
         )  # fmt: skip
         if max(abs(end) for end in ends) >= FAR:
             reasons.append(f"its kernels count positions below 2^{FAR.bit_length() - 1}")

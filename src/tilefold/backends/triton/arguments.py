@@ -12,16 +12,21 @@ import torch
 from torch import Tensor
 
 from tilefold.masks.band import Band
+from tilefold.masks.context import capturing
 from tilefold.planning.backend import Work
+from tilefold.problem import Problem
 
 from . import variant
-from .lists import Lists, capturing
+from .lists import Lists
 
 #: Stands for "unbounded" in 32-bit arithmetic on positions.
 FAR = 1 << 30
 #: The longest stride of a row, in elements: a tile's offsets stay within 32 bits.
-_LONGEST = 1 << 23
+LONGEST = 1 << 23
 _MOST_KEPT = 2048
+#: Scales above this are positive in float32 too.
+_LEAST_SCALE = 1e-30
+_held_by_graphs: list[Any] = []
 
 
 def interpreted() -> bool:
@@ -40,7 +45,7 @@ def rows_of(x: Tensor) -> tuple[Tensor, int, int, int]:
     """`dense_rows(x)`, and its strides of batch elements, heads and rows in units of 16 bytes."""
     unit = 16 // x.element_size()
     batch, head, row, last = x.stride()
-    if last != 1 or row >= _LONGEST or batch % unit or head % unit or row % unit or x.data_ptr() % 16:
+    if last != 1 or row >= LONGEST or batch % unit or head % unit or row % unit or x.data_ptr() % 16:
         *outer, width = x.shape
         x = x.new_empty((*outer, -(-max(width, 1) // unit) * unit))[..., :width].copy_(x)
         batch, head, row, _ = x.stride()
@@ -92,7 +97,7 @@ def of_scores(work: Work) -> list[Any]:
     )
     drops = scores.dropout_p > 0.0
     threshold = int(scores.dropout_p * 2.0**32)
-    rows, keys = work.tables if at.tables else (None, None)
+    rows, keys = (x.contiguous() for x in work.tables) if at.tables else (None, None)
     diagonal = problem.k_length - problem.q_length if at.diagonal is None else at.diagonal
     return [
         scores.scale,
@@ -100,7 +105,7 @@ def of_scores(work: Work) -> list[Any]:
         *(bias or (None, 0, 0, 0, 0)),
         slopes,
         *slope_strides,
-        scores.sink,
+        None if scores.sink is None else scores.sink.contiguous(),
         scores.seed if drops else None,
         threshold - (1 << 32) if threshold >= 1 << 31 else threshold,
         1.0 / (1.0 - scores.dropout_p),
@@ -152,7 +157,7 @@ def traits(work: Work) -> dict[str, Any]:
         "INTERVALS": getattr(form, "count", 1),
         "STEPPED": isinstance(form, Band) and form.step != 1,
         "CAREFUL": not whole,
-        "PLAIN": half and not options and scores.scale > 0.0,
+        "PLAIN": half and not options and scores.scale > _LEAST_SCALE,
         "SOFTCAP": scores.softcap is not None,
         "ALIBI": slopes is not None,
         "SINK": scores.sink is not None,
@@ -161,7 +166,7 @@ def traits(work: Work) -> dict[str, Any]:
         "SLOPE_ROWS": at.tables and slopes is not None and slopes.dim() == 2,
         "QUADS": scores.dropout_p > 0.0 and not at.tables and at.k_step == 1 and at.k_origin % 4 == 0,
         "UNIT": 16 // problem.dtype.itemsize,
-        "TF32": problem.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32,
+        "TF32": _tf32(problem),
         "WIDE": interpreted() and problem.dtype == torch.bfloat16,
     }
     if scores.bias is not None:
@@ -169,6 +174,11 @@ def traits(work: Work) -> dict[str, Any]:
         found["BIAS_UNIT"] = unit_of_bias(scores.bias)
         found["BIAS_DENSE"] = strides_of_bias(scores.bias)[3] == 1
     return found
+
+
+def _tf32(problem: Problem) -> bool:
+    """Whether the user has allowed PyTorch to round float32 products to TF32."""
+    return problem.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def in_units(x: Tensor, unit: int) -> tuple[int, int, int]:
@@ -212,30 +222,32 @@ class Kept:
         problem, form, scores = work.problem, work.form, work.scores
         simple = scores.bias is None and scores.sink is None and scores.alibi_slopes is None
         simple = simple and problem.dtype.itemsize == 2 and type(form) is Band and not work.q.is_cpu
-        quick = (id(problem), id(form), scores.scale > 0.0, name, more, work.q.device.index)
+        quick = (id(problem), id(form), scores.scale > _LEAST_SCALE, name, more, work.q.device.index)
         if simple:
             found = self._by_identity.get(quick)
             if found is not None and found[0] is problem and found[1] is form:
                 return found[2]
         shape = () if scores.bias is None else (scores.bias.shape, strides_of_bias(scores.bias))
         slopes = None if scores.alibi_slopes is None else scores.alibi_slopes.dim()
-        allowed = torch.backends.cuda.matmul.allow_tf32
+        allowed = _tf32(problem)
         key = (
-            problem, scores.scale > 0.0, name, more, work.q.device, dtypes(work), shape, slopes, allowed,
-            scores.bias is None or unit_of_bias(scores.bias),
+            problem, scores.scale > _LEAST_SCALE, name, more, work.q.device, dtypes(work), shape, slopes,
+            allowed, scores.bias is None or unit_of_bias(scores.bias),
         )  # fmt: skip
         if type(form) is Band:
             held, key = self._by_value, (*key, form)
         else:
             held = self._by_form.setdefault(form, {})
         result = held.get(key)
+        if type(form) is not Band and capturing(work.q.device):
+            # A graph reads the lists at every replay, which the form that they belong to may not live to see.
+            result = result or self._make(work, name, more)
+            _held_by_graphs.append((form, result))
+            return result
         if result is None:
             if len(self._by_value) >= _MOST_KEPT:
                 self._by_value.clear()
-            result = self._make(work, name, more)
-            if type(form) is not Band and capturing(work.q.device):
-                return result
-            held[key] = result
+            result = held[key] = self._make(work, name, more)
         if simple:
             if len(self._by_identity) >= _MOST_KEPT:
                 self._by_identity.clear()
@@ -247,7 +259,8 @@ def span_of(work: Work) -> int:
     """Pairs (batch element, head) whose keys and values fit half of the L2 cache together."""
     p = work.problem
     size = p.k_length * (p.head_dim + p.v_head_dim) * p.dtype.itemsize
-    return max(1, _l2_bytes(work.q.device) // 2 // max(size, 1)) * max(p.group, 1)
+    fitting = max(1, _l2_bytes(work.q.device) // 2 // max(size, 1)) * max(p.group, 1)
+    return max(1, min(fitting, p.batch * p.q_heads))
 
 
 @functools.cache

@@ -129,8 +129,8 @@ def keys_kernel(
     PLAIN: tl.constexpr = C.PLAIN
     WANT_K: tl.constexpr = C.WANT_K
     WANT_V: tl.constexpr = C.WANT_V
-    FIRST: tl.constexpr = 2 if C.REPAIR else 0
-    PHASES: tl.constexpr = 3 if C.REPAIR else 2
+    FIRST: tl.constexpr = 2 if C.REPAIR else 3 if C.LOOPS == 1 else 0
+    PHASES: tl.constexpr = FIRST + 1 if FIRST > 0 else 2
 
     line, pair = place(tl.program_id(0), lines, pairs, span, reverse)
     k_heads = heads // group
@@ -238,7 +238,14 @@ def keys_kernel(
                         )  # fmt: skip
                         p = tl.exp2((s - lse_i[None, :]) * LOG2E)
                     seen = p
-                    if PHASE > 0:
+                    if PHASE == 3:
+                        if i >= full:
+                            inside = visible(
+                                rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index,
+                                BN, C.MASK, C.INTERVALS, C.STEPPED,
+                            )  # fmt: skip
+                            p = tl.where(inside, p, 0.0)
+                    elif PHASE > 0:
                         seen = visible(
                             rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index,
                             BN, C.MASK, C.INTERVALS, C.STEPPED,
@@ -267,14 +274,11 @@ def keys_kernel(
                             dp = tl.where(keep, dp * keep_scale, 0.0)
                         delta_i = row_values(delta_at, m0, q_length, BM, 0.0, PHASE > 0)
                         ds = p * (dp - delta_i[None, :])
-                        if PHASE > 0:
-                            ds = tl.where(seen, ds, 0.0)
+                        # A NaN behind the mask survives a zero in p; sums are not repaired, dk is.
                         if C.BIAS_GRADIENT == _PER_KEY:
-                            key_sum += tl.sum(ds, 1)
+                            key_sum += tl.sum(tl.where(p == 0.0, 0.0, ds), 1)
                         if C.SOFTCAP:
                             ds = ds * slope_of_cap
-                            if PHASE > 0:
-                                ds = tl.where(seen, ds, 0.0)
                         dk0 = add_chosen(dk0, ds, seen, q0, dtype, True, C.TF32, C.WIDE, PHASE == 2)
                         if D1 > 0:
                             dk1 = add_chosen(dk1, ds, seen, q1, dtype, True, C.TF32, C.WIDE, PHASE == 2)
@@ -283,8 +287,10 @@ def keys_kernel(
                     key = n0 + tl.arange(0, BN)
                     at_sums = key_sums + (b64 * heads + h64) * k_length + key
                     if PHASE == 1:
+                        # Other threads may hold these elements now than those that stored them.
+                        tl.debug_barrier()
                         key_sum += tl.load(at_sums, mask=key < k_length, other=0.0)
-                    if PHASE < 2:
+                    if PHASE != 2:
                         tl.store(at_sums, key_sum, mask=key < k_length)
 
         if C.CAREFUL:
@@ -341,8 +347,8 @@ def queries_kernel(
     V1: tl.constexpr = C.V1
     PLAIN: tl.constexpr = C.PLAIN
     REPAIR: tl.constexpr = C.REPAIR
-    FIRST: tl.constexpr = 2 if C.REPAIR else 0
-    PHASES: tl.constexpr = 3 if C.REPAIR else 2
+    FIRST: tl.constexpr = 2 if C.REPAIR else 3 if C.LOOPS == 1 else 0
+    PHASES: tl.constexpr = FIRST + 1 if FIRST > 0 else 2
 
     line, pair = place(tl.program_id(0), lines, pairs, span, reverse)
     b, h = pair // heads, pair % heads
@@ -441,13 +447,20 @@ def queries_kernel(
                     dp = tl.where(keep, dp * keep_scale, 0.0)
                 ds = p * (dp - delta_i)
                 seen = ds
-                if PHASE > 0:
+                if PHASE == 3:
+                    if i >= full:
+                        inside = visible(
+                            rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index,
+                            BN, C.MASK, C.INTERVALS, C.STEPPED,
+                        )  # fmt: skip
+                        ds = tl.where(inside, ds, 0.0)
+                elif PHASE > 0:
                     seen = visible(
                         rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index,
                         BN, C.MASK, C.INTERVALS, C.STEPPED,
                     )  # fmt: skip
                     ds = tl.where(seen, ds, 0.0)
-                if PHASE < 2:
+                if PHASE != 2:
                     if C.BIAS_GRADIENT == _PER_ROW:
                         bias_sum += tl.sum(ds, 1)
                     if C.BIAS_GRADIENT == _PER_SCORE:
@@ -476,8 +489,6 @@ def queries_kernel(
                         slope_sum -= tl.sum(ds * away.to(tl.float32), 1)
                 if C.SOFTCAP:
                     ds = ds * slope_of_cap
-                    if PHASE > 0:
-                        ds = tl.where(seen, ds, 0.0)
                 dq0 = add_chosen(dq0, ds, seen, k0, dtype, True, C.TF32, C.WIDE, PHASE == 2)
                 if D1 > 0:
                     dq1 = add_chosen(dq1, ds, seen, k1, dtype, True, C.TF32, C.WIDE, PHASE == 2)
@@ -508,6 +519,7 @@ def backward(
         for need, x in zip(needs[3:], (scores.bias, scores.sink, scores.alibi_slopes), strict=True)
     ]
     way = way_of(scores.bias, p) if wanted[0] else 0
+    dout, out, lse = dout.to(work.q.dtype), out.to(work.q.dtype), lse.to(torch.float32)
     call = _Call(work, dense_rows(dout), lse)
     shared = call.work.scores
     sink = call.delta(dense_rows(out), dlse, wanted[1])
@@ -542,7 +554,13 @@ def _make(work: Work, kernel: str, more: Any) -> _Made:
     if form.kind != "band":
         lists = lists_of(form, p.q_length, p.k_length, sizes.rows, sizes.keys, by_key)
     C = Variant(
-        BM=sizes.rows, BN=sizes.keys, STAGES=sizes.stages, OUT_UNIT=_out_unit(p), **traits(work), **dict(more)
+        BM=sizes.rows,
+        BN=sizes.keys,
+        STAGES=sizes.stages,
+        LOOPS=sizes.loops,
+        OUT_UNIT=_out_unit(p),
+        **traits(work),
+        **dict(more),
     )
     lines = -(-p.k_length // sizes.keys) if by_key else -(-p.q_length // sizes.rows)
     pairs = p.batch * (p.k_heads if by_key else p.q_heads)
@@ -587,6 +605,7 @@ class _Call:
     def delta(self, out: Tensor, dlse: Tensor | None, sink_wanted: bool) -> Tensor | None:
         """Fill `deltas`; the gradient of the sink."""
         p, sink = self.work.problem, self.work.scores.sink if sink_wanted else None
+        sink = None if sink is None else sink.contiguous()
         more = (("SINK", sink is not None), ("LSE_GRADIENT", dlse is not None))
         launch, lines = _kept_delta.get(self.work, str(None if dlse is None else dlse.dtype), more)
         sums = None if sink is None else self.deltas.new_empty(p.batch, p.q_heads, lines)

@@ -78,8 +78,8 @@ def forward_kernel(
     V1: tl.constexpr = C.V1
     PLAIN: tl.constexpr = C.PLAIN
     BIAS: tl.constexpr = C.BIAS
-    FIRST: tl.constexpr = 2 if C.REPAIR else 0
-    PHASES: tl.constexpr = 3 if C.REPAIR else 2
+    FIRST: tl.constexpr = 2 if C.REPAIR else 3 if C.LOOPS == 1 else 0
+    PHASES: tl.constexpr = FIRST + 1 if FIRST > 0 else 2
 
     STEPS: tl.constexpr = OWN // BM
     line, pair = place(tl.program_id(0), lines, pairs, span, reverse)
@@ -174,7 +174,14 @@ def forward_kernel(
                         PHASE > 0,
                     )
                 seen = s
-                if PHASE > 0:
+                if PHASE == 3:
+                    if i >= full:
+                        inside = visible(
+                            rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index,
+                            BN, C.MASK, C.INTERVALS, C.STEPPED,
+                        )  # fmt: skip
+                        s = tl.where(inside, s, -float("inf"))
+                elif PHASE > 0:
                     seen = visible(
                         rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index,
                         BN, C.MASK, C.INTERVALS, C.STEPPED,
@@ -263,12 +270,20 @@ def _make(work: Work, _: str, heads_outside: Any) -> _Made:
         lists = lists_of(form, p.q_length, p.k_length, sizes.rows, sizes.keys, by_key=False)
     B, H, L, Dv = p.batch, p.q_heads, p.q_length, p.v_head_dim
     out_unit = 8 if Dv % 8 == 0 else 1
-    C = Variant(BM=sizes.rows, BN=sizes.keys, STAGES=sizes.stages, OUT_UNIT=out_unit, **traits(work))
+    C = Variant(
+        BM=sizes.rows,
+        BN=sizes.keys,
+        STAGES=sizes.stages,
+        LOOPS=sizes.loops,
+        OUT_UNIT=out_unit,
+        **traits(work),
+    )
     lines, pairs = -(-L // sizes.rows), B * H
     # Rows with most work first: the last ones of a causal mask.
     reverse = form.kind == "band" and form.hi is not None
-    strides = (H * L * Dv, L * Dv, Dv, 1) if heads_outside else (L * H * Dv, Dv, H * Dv, 1)
-    lse_strides = (L * H, 1, H)
+    h, n, d = max(H, 1), max(L, 1), max(Dv, 1)
+    strides = (h * n * d, n * d, d, 1) if heads_outside else (n * h * d, d, h * d, 1)
+    lse_strides = (n * h, 1, h)
     rest = [
         *(stride // out_unit for stride in strides[:3]), *lse_strides,
         H, max(p.group, 1), pairs, L, p.k_length, lines, span_of(work), int(reverse),

@@ -20,6 +20,8 @@ from .variant import Variant
 #: Lines per step of a repair, on either side. It multiplies in float32 without matrix units, since Triton 3.6
 #: miscompiles products for Hopper whose operands go through registers, as selected ones do, for some widths.
 REPAIR_LINES, REPAIR_CHUNK = 32, 16
+#: For heads wider than 256, which would not fit the shared memory of smaller GPUs else.
+REPAIR_LINES_WIDE = 16
 #: Seconds that first calls spent in the compiler or in reading its cache, by kernel, variant and device.
 first_call_seconds: dict[tuple[str, Variant, int], float] = {}
 #: Arguments that may point anywhere. The launchers see to it that all others are aligned to 16 bytes.
@@ -50,11 +52,12 @@ class Launch:
         self.kernel, self.variant, self.warps = kernel, variant, warps
         self.repair: Launch | None = None
         if variant.CAREFUL:
+            lines = REPAIR_LINES if max(variant.D, variant.DV) <= 256 else REPAIR_LINES_WIDE
             again = dataclasses.replace(
                 variant,
                 CAREFUL=False,
                 REPAIR=True,
-                LINES=REPAIR_LINES,
+                LINES=lines,
                 CHUNK=REPAIR_CHUNK,
                 WIDE=True,
                 STAGES=1,
@@ -90,21 +93,29 @@ class Launch:
         ready = self._compiled.get(index)
         if ready is None:
             start = time.perf_counter()
-            compiled = self.kernel.jitted[(programs,)](
-                *arguments,
-                self.variant,
-                num_warps=self.warps,
-                num_stages=self.variant.STAGES,
-                enable_fp_fusion=True,
-            )
+            compiled = self._bound(programs, arguments)
             self._compiled[index] = compiled.run, compiled.function, compiled.packed_metadata
             name = (self.kernel.name, self.variant, index)
             first_call_seconds.setdefault(name, time.perf_counter() - start)
             return
+        hooks = knobs.runtime
+        if hooks.launch_enter_hook is not None:
+            # A profiler wants to be told about the launch.
+            self._bound(programs, arguments)
+            return
         run, function, metadata = ready
         stream = torch._C._cuda_getCurrentRawStream(index)
-        hooks = knobs.runtime
         run(
-            programs, 1, 1, stream, function, metadata, None, hooks.launch_enter_hook, hooks.launch_exit_hook,
-            *arguments, self.variant,
+            programs, 1, 1, stream, function, metadata, None, None, hooks.launch_exit_hook, *arguments,
+            self.variant,
         )  # fmt: skip
+
+    def _bound(self, programs: int, arguments: list[Any]) -> Any:
+        """Launch through Triton's own binding of arguments, which compiles; the compiled kernel."""
+        return self.kernel.jitted[(programs,)](
+            *arguments,
+            self.variant,
+            num_warps=self.warps,
+            num_stages=self.variant.STAGES,
+            enable_fp_fusion=True,
+        )

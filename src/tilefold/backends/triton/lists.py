@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilefold.masks.context import capturing
+
 FULL, PARTIAL = 2, 1
 
 
@@ -58,11 +60,6 @@ def lists_of(form: Any, q_length: int, k_length: int, rows: int, keys: int, by_k
         if not capturing(states.device):
             found[name] = lists
     return lists
-
-
-def capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured: what is made then holds nothing before it is replayed."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _listed(states: Tensor) -> Lists:

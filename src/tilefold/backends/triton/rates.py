@@ -50,5 +50,5 @@ def rate_of(names: list[str], p: Problem, sizes: Sizes) -> Rate:
     if found is None:
         return Rate(_SHARES[8 * p.dtype.itemsize], _FIXED, programs)
     return Rate(
-        found["share"], found["fixed"], found["programs"] if found["sizes"] == list(sizes) else programs
+        found["share"], found["fixed"], found["programs"] if Sizes(*found["sizes"]) == sizes else programs
     )

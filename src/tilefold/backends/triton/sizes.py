@@ -16,12 +16,15 @@ HEADS = (64, 128, 256, 576)
 
 
 class Sizes(NamedTuple):
-    """Of one kernel: rows and keys of a tile, warps of a program, depth of the software pipeline."""
+    """Of one kernel: rows and keys of a tile, warps of a program, depth of the software pipeline, and loops
+    over the tiles (see `Variant.LOOPS`).
+    """
 
     rows: int
     keys: int
     warps: int
     stages: int
+    loops: int = 2
 
 
 def names_of(kernel: str, problem: Problem, kind: str) -> list[str]:

@@ -195,7 +195,9 @@ def band_tiles(first, last, away, lo, hi, length, BLOCK: tl.constexpr, STEPPED: 
 
 @triton.jit
 def visited(i, begin, full_begin, full_stop, tiles, MASK: tl.constexpr, PHASE: tl.constexpr):
-    """The i-th tile of a phase: 0 visits the full tiles, 1 the partial ones, 2 all of them."""
+    """The i-th tile of a phase: 0 visits the full tiles, 1 the partial ones, 2 all of them, and 3 all of
+    them, the full ones first.
+    """
     if MASK != BAND:
         if PHASE == 1:
             return tl.load(tiles + full_stop + i)
@@ -206,8 +208,12 @@ def visited(i, begin, full_begin, full_stop, tiles, MASK: tl.constexpr, PHASE: t
     elif PHASE == 1:
         at = begin + i
         return at + tl.where(at >= full_begin, full_stop - full_begin, 0)
-    else:
+    elif PHASE == 2:
         return begin + i
+    else:
+        full = full_stop - full_begin
+        at = begin + i - full
+        return tl.where(i < full, full_begin + i, at + tl.where(at >= full_begin, full, 0))
 
 
 @triton.jit

@@ -57,6 +57,8 @@ class Variant:
         TF32: products of float32 are rounded to that format.
         WIDE: operands of products are widened to float32 first (the interpreter has no bfloat16 products).
         STAGES: depth of the software pipeline.
+        LOOPS: 2 for a loop over full tiles and one over partial ones, 1 for one over both with the mask under
+            a branch, which fills its pipeline once.
     """
 
     D: int
@@ -91,6 +93,7 @@ class Variant:
     TF32: bool = False
     WIDE: bool = False
     STAGES: int = 2
+    LOOPS: int = 2
 
     @property
     def D0(self) -> int:  # noqa: N802 - the kernels read them beside their other constants
