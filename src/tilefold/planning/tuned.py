@@ -73,7 +73,11 @@ def _makes_sense(name: str, value: Any) -> bool:
         return "/keys/" in name
     if "/" not in name or not isinstance(value, list) or not LEAST_SIZES <= len(value) <= len(SIZES):
         return False
-    return all(isinstance(n, int) and 1 <= n <= most for n, most in zip(value, SIZES, strict=False))
+    if not all(type(n) is int and 1 <= n <= most for n, most in zip(value, SIZES, strict=False)):
+        return False
+    rows, keys, warps = value[:3]
+    # Triton's tensors have sides that are powers of two, and matrix units take 16 at least.
+    return min(rows, keys) >= 16 and all(n & (n - 1) == 0 for n in (rows, keys, warps))
 
 
 #: Called whenever sizes of kernels have changed.

@@ -21,8 +21,14 @@ from .arguments import FAR, LONGEST, interpreted
 
 #: The widest head that the kernels hold.
 WIDEST = 576
-#: Shared memory that the kernels for wide heads in float32 take, in bytes.
-WIDE_FLOAT32 = 136 << 10
+
+
+def _shared_memory_taken(dtype: torch.dtype, widest: int) -> int:
+    """Bytes that the largest kernel takes, where that is more than the smallest GPU has."""
+    if dtype == torch.float32 and widest > 256:
+        return 136 << 10
+    # The repair of dK and of dQ, in float32.
+    return 101 << 10 if widest > 512 else 0
 
 
 @functools.cache
@@ -63,10 +69,11 @@ class TritonBackend:
         widest = max(problem.head_dim, problem.v_head_dim)
         if problem.q_heads * widest >= LONGEST:
             reasons.append(f"its kernels step over rows of fewer than {LONGEST} elements of all heads")
-        if problem.dtype == torch.float32 and widest > 256 and _shared_memory() < WIDE_FLOAT32:
+        taken = _shared_memory_taken(problem.dtype, widest)
+        if taken > _shared_memory():
             reasons.append(
-                f"its float32 kernels for heads wider than 256 need {WIDE_FLOAT32 >> 10} KiB of shared "
-                f"memory, and this GPU has {_shared_memory() >> 10}"
+                f"its kernels for heads of {widest} in this dtype take {taken >> 10} KiB of shared memory, and "
+                f"this GPU has {_shared_memory() >> 10}"
             )
         at = problem.positions
         ends = (

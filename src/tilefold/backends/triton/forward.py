@@ -9,7 +9,8 @@ entries away.
 
 # The functions of Triton are not Python: its types of values are known to its compiler only.
 # pyright: reportAttributeAccessIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-# pyright: reportInvalidTypeForm=false
+# pyright: reportInvalidTypeForm=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportOperatorIssue=false
 
 from typing import Any, NamedTuple
 

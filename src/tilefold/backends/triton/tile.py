@@ -6,7 +6,8 @@ tiles of scores and of transposed scores.
 
 # The functions of Triton are not Python: its types of values are known to its compiler only.
 # pyright: reportAttributeAccessIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-# pyright: reportInvalidTypeForm=false
+# pyright: reportInvalidTypeForm=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportOperatorIssue=false
 
 from __future__ import annotations
 
