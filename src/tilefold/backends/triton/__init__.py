@@ -72,8 +72,8 @@ class TritonBackend:
         taken = _shared_memory_taken(problem.dtype, widest)
         if taken > _shared_memory():
             reasons.append(
-                f"its kernels for heads of {widest} in this dtype take {taken >> 10} KiB of shared memory, and "
-                f"this GPU has {_shared_memory() >> 10}"
+                f"its kernels for heads of {widest} in this dtype take {taken >> 10} KiB of shared memory, "
+                f"and this GPU has {_shared_memory() >> 10}"
             )
         at = problem.positions
         ends = (
