@@ -32,15 +32,13 @@ from .tile import (
     add_product,
     any_nan,
     band_tiles,
-    distance,
     kept,
-    load_bias,
     load_tile,
     place,
     product,
+    scored,
     slope_of,
     store_tile,
-    tanh,
     visible,
     visited,
 )
@@ -112,6 +110,7 @@ def forward_kernel(
     for own in tl.range(0, STEPS * flagged, num_stages=1):
         m0 = line * OWN + own * BM
         rows = m0 + tl.arange(0, BM)[:, None]
+        slope = 0.0
         if C.ALIBI:
             slope = slope_of(
                 slopes, slope_b, slope_h, b, h, rows, q_length, row_table, batch_origin, C.SLOPE_ROWS
@@ -153,27 +152,10 @@ def forward_kernel(
                     k1 = load_tile(k, n0, k_row, k_length, BN, D0, D1, C.D, PHASE > 0)
                     s = add_product(s, q1, tl.trans(k1), C.TF32, C.WIDE)
                 if not PLAIN:
-                    s = s * scale
-                if C.SOFTCAP:
-                    s = softcap * tanh(s / softcap)
-                if C.ALIBI:
-                    away = distance(
-                        rows, keys, q_length, k_length, row_table, key_table, base, q_step, k_step, C.TABLES
-                    )
-                    s -= slope * away.to(tl.float32)
-                if BIAS:
-                    s += load_bias(
-                        bias,
-                        bias_q,
-                        bias_k,
-                        rows,
-                        keys,
-                        q_length,
-                        k_length,
-                        C.BIAS_UNIT,
-                        C.BIAS_DENSE,
-                        PHASE > 0,
-                    )
+                    s, _ = scored(
+                        s, rows, keys, scale, softcap, bias, bias_q, bias_k, slope, q_length, k_length,
+                        row_table, key_table, base, q_step, k_step, C, PHASE > 0,
+                    )  # fmt: skip
                 seen = s
                 if PHASE == 3:
                     if i >= full:
