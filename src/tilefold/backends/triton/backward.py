@@ -23,7 +23,7 @@ from tilefold.problem import Problem
 from tilefold.scores import Places
 
 from .arguments import Kept, MaskArguments, dense_rows, in_units, of_mask, of_scores, rows_of, span_of, traits
-from .bias import PER_KEY, PER_ROW, PER_SCORE, bias_gradient, way_of
+from .bias import bias_gradient, way_of
 from .kernel import Kernel, Launch
 from .lists import lists_of
 from .sizes import kind_of, needed, sizes_of
@@ -47,7 +47,7 @@ from .tile import (
     visible,
     visited,
 )
-from .variant import Variant
+from .variant import PER_KEY, PER_ROW, PER_SCORE, Variant
 
 _PER_ROW = tl.constexpr(PER_ROW)
 _PER_KEY = tl.constexpr(PER_KEY)

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilefold.cost.tiles import FULL, PARTIAL
 from tilefold.masks.context import capturing
-
-FULL, PARTIAL = 2, 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
