@@ -129,10 +129,13 @@ def test_candidates_are_a_grid_with_the_likest_first() -> None:
     # What else a table says stays as it is.
     assert {sizes[3:] for sizes in first_candidates(FORWARD, (64, 64, 4, 2, 1)) if sizes} == {(2, 1)}
     assert deeper(FORWARD, [(64, 128, 8, 3, 1)])[0] == (64, 128, 8, 1, 1)
+    assert deeper(FORWARD, [(64, 128, 8, 3, 1, 128)])[-1] == (64, 128, 8, 3, 2, 128)
     assert tuning.in_short((64, 128, 8, 3, 1)) == "64 x 128, 8 warps, 3 stages, 1 loop"
-    assert deeper(FORWARD, [(64, 128, 8, 3)]) == [(64, 128, 8, n) for n in (1, 2, 3, 4)]
+    assert tuning.in_short((64, 128, 8, 3, 2, 128)) == "64 x 128, 8 warps, 3 stages, 2 loops, 128 registers"
+    stages = [(64, 128, 8, n) for n in (1, 2, 3, 4)]
+    assert deeper(FORWARD, [(64, 128, 8, 3)]) == [*stages, (64, 128, 8, 3, 1)]
     assert deeper(KEYS, [None]) == []
-    assert deeper(parse("triton/bias/16/64"), [(64, 128, 8, 3)]) == []
+    assert deeper(parse("triton/bias/16/64"), [(64, 128, 8, 3)]) == stages
 
 
 # -- calls ---------------------------------------------------------------------------------------------------

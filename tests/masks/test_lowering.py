@@ -243,3 +243,22 @@ def test_zero_lengths(Lq: int, Lk: int) -> None:
         assert form.empty_rows(Lq, Lk, "cpu").shape[2:] == (Lq,)
         assert bool(form.empty_rows(Lq, Lk, "cpu").all())
         assert lower(mask, (), 0, H, Lq, Lk, "cpu").kind == "band"
+
+
+def test_tiles_of_documents_as_columns_are_those_of_documents() -> None:
+    """A causal key whose first hidden interval is empty keeps the other one where its neighbours have theirs:
+    else its whole column of tiles would count as partial.
+    """
+    cuts = torch.tensor([0, 100, 230, 300, 512], dtype=torch.int32)
+    L = int(cuts[-1])
+    ends = cuts[1:].repeat_interleave(cuts.diff())
+    cols = masks.lower(masks.columns(ends.view(1, 1, L, 1), causal=True), (), 1, 1, L, L, "cpu")
+    rows = masks.lower(masks.documents(cuts, within=masks.causal()), (), 1, 1, L, L, "cpu")
+    assert (cols.kind, rows.kind) == ("cols", "rows")
+    for size in (16, 64):
+        states = [form.tile_states(L, L, size, size, "cpu") for form in (cols, rows)]
+        assert torch.equal(*states)
+    # Key 0 hides nothing before it.
+    assert cols.tensors()[0][0, 0, 0].tolist() == [0, 0, 100, 512]
+    assert cols.tensors()[0][0, 0, 1].tolist() == [0, 1, 100, 512]
+    assert cols.tensors()[0][0, 0, 511].tolist() == [0, 511, 0, 0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ from tilefold.problem import Problem
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
-from tilefold.backends.triton import backward, bias, forward  # noqa: E402
+from tilefold.backends.triton import backward, bias, delta, forward, parts  # noqa: E402
 from tilefold.backends.triton import variant as v  # noqa: E402
 from tilefold.backends.triton.ahead import Resources, compiled, resources  # noqa: E402
 from tilefold.backends.triton.kernel import Kernel  # noqa: E402
-from tilefold.backends.triton.sizes import HEADS, names_of  # noqa: E402
+from tilefold.backends.triton.sizes import HEADS, Sizes, names_of  # noqa: E402
 from tilefold.backends.triton.variant import Variant  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -38,7 +38,8 @@ KERNELS: dict[str, Kernel] = {
     "dv": backward.keys_kernel,
     "queries": backward.queries_kernel,
     "bias": bias.bias_kernel,
-    "delta": backward.delta_kernel,
+    "delta": delta.delta_kernel,
+    "join": parts.join_kernel,
 }
 ARCHITECTURES = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120", "gfx942")
 #: Sizes of heads of keys and values; 576 and 512 are those of absorbed MLA.
@@ -70,11 +71,15 @@ _LADEN: dict[str, Any] = {
 }
 
 
+def _sizes(value: Sequence[int]) -> Sizes:
+    return Sizes(*value)
+
+
 @cache
 def _of_entry(name: str, arch: str, laden: bool) -> tuple[Resources, bool]:
     """What the kernel of a table's entry takes, and whether it uses the matrix units of a warp group."""
     table = "sm90" if arch == "sm90" else "gpu"
-    rows, keys, warps, stages = tuned.shipped(table)[name]
+    rows, keys, warps, stages, loops, registers = _sizes(tuned.shipped(table)[name])
     _, kernel, bits, head, *special = name.split("/")
     size = int(head)
     traits = dict(_LADEN if laden else _PLAIN)
@@ -83,11 +88,11 @@ def _of_entry(name: str, arch: str, laden: bool) -> tuple[Resources, bool]:
     if kernel == "bias":
         traits |= {"CAREFUL": False, "BIAS": True}
     C = Variant(
-        size, 512 if size == HEADS[-1] else size, rows, keys, STAGES=stages, UNIT=128 // int(bits),
-        OUT_UNIT=8, PLAIN=bits == "16" and "BIAS" not in traits, WANT_K=kernel != "dv",
+        size, 512 if size == HEADS[-1] else size, rows, keys, STAGES=stages, LOOPS=loops,
+        UNIT=128 // int(bits), OUT_UNIT=8, PLAIN=bits == "16" and "BIAS" not in traits, WANT_K=kernel != "dv",
         WANT_V=kernel != "dk", **traits,
     )  # fmt: skip
-    made = compiled(KERNELS[kernel], C, {"16": "bf16", "32": "fp32"}[bits], warps, arch)
+    made = compiled(KERNELS[kernel], C, {"16": "bf16", "32": "fp32"}[bits], warps, arch, registers)
     return resources(made), "wgmma.mma_async" in made.asm["ptx"]
 
 
@@ -149,6 +154,8 @@ def _traits(kernel: str, dtype: str, draw: random.Random) -> dict[str, Any]:
 
     if kernel == "delta":
         return {"SINK": some(), "LSE_GRADIENT": some()}
+    if kernel == "join":
+        return {"WEIGHTED": some()}
     found: dict[str, Any] = {"MASK": draw.randrange(4)}
     if found["MASK"] == v.BAND:
         found["STEPPED"] = some()
@@ -165,6 +172,11 @@ def _traits(kernel: str, dtype: str, draw: random.Random) -> dict[str, Any]:
     scored = found["SOFTCAP"] or found["ALIBI"] or found["BIAS"]
     found["PLAIN"] = dtype != "fp32" and not scored
     found["TF32"] = dtype == "fp32" and some()
+    found["EVEN"] = some()
+    if kernel == "bias":
+        found["SHARED"] = some()
+    elif found["MASK"] == v.BITS:
+        found["SPLIT"] = draw.choice((0, 16))
     if kernel != "bias":
         state = draw.choice(("CAREFUL", "REPAIR", "full"))
         if state != "full":
@@ -183,22 +195,22 @@ def _variant(
     """`(kernel, variant, dtype, warps, arch)` with the sizes that a call on `arch` would take."""
     bits, traits = 32 if dtype == "fp32" else 16, _traits(kernel, dtype, draw)
     if kernel == "delta":
-        rows, keys, warps, stages = (64 if dims[1] <= 128 else 16,) * 2 + (4, 1)
+        sizes = Sizes(*(64 if dims[1] <= 128 else 16,) * 2, 4, 1)
+    elif kernel == "join":
+        sizes = Sizes(16, draw.choice((16, 32, 64, 128)), 4, 1)
     else:
         kept = torch.float32 if bits == 32 else torch.bfloat16
         options = ("bias",) if traits["BIAS"] else ()
         problem = Problem(1, 4, 4, 512, 512, *dims, kept, "cuda", options=options)
         kind = next(name for name, number in v.KINDS.items() if number == traits["MASK"])
         table = tuned.shipped(arch)
-        rows, keys, warps, stages = next(
-            table[name] for name in names_of(kernel, problem, kind) if name in table
-        )
+        sizes = _sizes(next(table[name] for name in names_of(kernel, problem, kind) if name in table))
     out_unit = 8 if dims[1] % 8 == 0 and (kernel == "forward" or dims[0] % 8 == 0) else 1
     C = Variant(
-        *dims, rows, keys, STAGES=1 if traits.get("REPAIR") else stages, UNIT=128 // bits, OUT_UNIT=out_unit,
-        WANT_K=kernel != "dv", WANT_V=kernel != "dk", **traits,
+        *dims, sizes.rows, sizes.keys, STAGES=1 if traits.get("REPAIR") else sizes.stages, LOOPS=sizes.loops,
+        UNIT=128 // bits, OUT_UNIT=out_unit, WANT_K=kernel != "dv", WANT_V=kernel != "dk", **traits,
     )  # fmt: skip
-    return kernel, C, dtype, warps, arch
+    return kernel, C, dtype, sizes.warps, arch
 
 
 def _exists(kernel: str, dtype: str, dims: tuple[int, int]) -> bool:
@@ -234,7 +246,7 @@ _GRID = list(_grid())
 _SOME = [
     next(p for p in random.Random(f"{arch} {n}").sample(_GRID, len(_GRID)) if p[4] == arch and p[0] == kernel)
     for i, arch in enumerate(ARCHITECTURES)
-    for n, kernel in enumerate([*KERNELS][j % 7] for j in range(i, i + 4))
+    for n, kernel in enumerate([*KERNELS][j % len(KERNELS)] for j in range(i, i + 4))
 ]
 _MLA = [
     _variant("forward", "bf16", (576, 512), arch, random.Random(1)) for arch in ("sm90", "sm100", "gfx942")

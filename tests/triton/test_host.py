@@ -1,6 +1,10 @@
-"""What the Triton backend works out on the host: lists of tiles, widths of blocks, rows that are dense."""
+"""What the Triton backend works out on the host: lists of tiles, widths of blocks, rows that are dense,
+launches.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +17,13 @@ from tilefold.testing.cases import MASKS
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from triton import knobs
+
+from tilefold.backends.triton import forward
 from tilefold.backends.triton.arguments import dense_rows
+from tilefold.backends.triton.kernel import Launch, _listening
 from tilefold.backends.triton.lists import FULL, PARTIAL, lists_of
-from tilefold.backends.triton.variant import power_of_two, split
+from tilefold.backends.triton.variant import Variant, power_of_two, split
 
 LENGTHS = [(200, 150), (128, 256), (130, 61)]
 TILES = [(64, 32), (32, 64), (128, 64), (64, 128)]
@@ -60,6 +68,38 @@ def test_lists_hold_the_states_of_the_tiles(
         work = lists.counts[table].sum(-1)[lists.order[table].long()]
         assert sorted(lists.order[table].tolist()) == list(range(len(lines)))
         assert work.tolist() == sorted(work.tolist(), reverse=True)
+
+
+class _Ready(Launch):
+    """As after its first call on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__(forward.forward_kernel, Variant(16, 16, 16, 16), 4)
+        self.ran: list[str] = []
+        self._compiled[0] = (lambda *_: self.ran.append("straight"), None, None)
+
+    def _bound(self, programs: int, arguments: list[Any]) -> Any:
+        self.ran.append("bound")
+
+
+def test_repeated_launches_skip_the_binding_unless_one_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    launch = _Ready()
+    launch._run(1, [], 0)
+    assert launch.ran == ["straight"]
+    for hook in (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
+        listener = list.append
+        hook.add(listener)
+        try:
+            launch._run(1, [], 0)
+        finally:
+            hook.remove(listener)
+    launch._run(1, [], 0)
+    assert launch.ran == ["straight", "bound", "bound", "straight"]
+    assert not _listening(None)
+    assert _listening(print)
 
 
 def test_lists_are_kept_with_their_form() -> None:

@@ -5,6 +5,7 @@ shapes, with tiles of 32 x 32 and with those of the shipped table, and no access
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -30,7 +31,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import triton
 import triton.language as tl
 
-from tilefold.backends.triton import backward, bias, forward, sizes
+from tilefold.backends.triton import backward, bias, forward, lists, sizes
 from tilefold.backends.triton.arguments import Kept
 from tilefold.backends.triton.tile import place, tanh
 
@@ -133,6 +134,50 @@ def test_tiles_of_the_shipped_table_match_the_reference(case: Case) -> None:
 def test_tiles_of_the_shipped_table_select(law: str) -> None:
     case = Case(mask="causal_window", dtype="bf16", batch=1, heads=(2, 1), lengths=(66, 80))
     conformance.run(LAWS[law], case, "triton")
+
+
+# -- long lines in parts -------------------------------------------------------------------------------------
+
+_SMALL: dict[str, Any] = {"batch": 1, "heads": (2, 1), "mask": "random_blocks"}
+_IN_PARTS = [
+    (1, Case(dtype="fp32", lengths=(70, 130), dims=(24, 72), loss="both", sink=True, **_SMALL)),
+    (2, Case(dtype="bf16", lengths=(130, 70), dims=(96, 96), dropout_p=0.3, **_SMALL)),
+    (1, Case(dtype="fp16", lengths=(64, 128), dims=(64, 32), bias="BHQK", **_SMALL | {"mask": "dense_each"})),
+]
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lines of more than two tiles go to several programs; how many of them each call's lists have."""
+    found: list[int] = []
+    real = lists._split
+
+    def split(made: lists.Lists) -> lists.Lists:
+        made = real(made)
+        found.append(0 if made.split is None else made.split.slots)
+        return made
+
+    monkeypatch.setattr(lists, "_kept", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(lists, "_split", split)
+    monkeypatch.setattr(lists, "part_size", lambda counts: 2)
+    return found
+
+
+@pytest.mark.parametrize("loops, case", _IN_PARTS)
+def test_lines_in_parts_match_the_reference(
+    loops: int, case: Case, parts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (forward, backward):
+        monkeypatch.setattr(module, "_kept", Kept(module._make))
+        monkeypatch.setattr(module, "needed", lambda *_: sizes.Sizes(32, 32, 4, 1, loops))
+    conformance.run(MATCHES, case, "triton")
+    assert max(parts) >= 3
+
+
+@pytest.mark.parametrize("law", ["hidden_keys_change_nothing", "a_row_feels_only_the_keys_it_sees"])
+def test_lines_in_parts_select(law: str, parts: list[int]) -> None:
+    conformance.run(LAWS[law], Case(dtype="bf16", lengths=(70, 140), dims=(32, 32), **_SMALL), "triton")
+    assert max(parts) >= 3
 
 
 # -- rows past the end of a tile -----------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from tilefold.backends.triton.sizes import Sizes
 from tilefold.backends.triton.visits import visits_of
 from tilefold.cost import tiles
 from tilefold.cost.estimate import Estimate
-from tilefold.cost.grid import Grid
+from tilefold.cost.grid import Grid, section
 from tilefold.cost.hardware import MACHINES, Hardware
 from tilefold.cost.roofline import estimate
 from tilefold.cost.steps import Bias, Declaration, Step
@@ -141,6 +141,23 @@ def test_one_long_row_outlasts_everybody_else() -> None:
     assert seconds(p, masks.window(64, 64)) < alone / 10
 
 
+def test_long_lines_of_bits_are_several_programs() -> None:
+    p = problem(16384, batch=1, head_dim=128)
+    sparse = masks.bigbird(window=3, global_blocks=1, random=3, block=64)
+    forward = declared(p, sparse).steps[0].grid
+    sizes = Sizes(*tuned.shipped("sm90")["triton/forward/16/128/bits"])
+    whole = visits_of(p, lowered(sparse, p), sizes, False)
+    assert forward is not None
+    longest = float((whole.full + whole.partial).max())
+    assert longest == p.k_length / sizes.keys
+    assert forward.costs.max() < longest / 4
+    assert forward.costs.shape[0] > whole.full.shape[0]
+    fixed = (
+        float(forward.costs.sum() - whole.full.sum() - 1.15 * whole.partial.sum()) / forward.costs.shape[0]
+    )
+    assert 0.0 < fixed < 16.0
+
+
 @pytest.mark.parametrize("option", ["softcap", "alibi", "bias", "dropout"])
 def test_options_cost_time(option: str) -> None:
     p = problem(2048)
@@ -225,6 +242,9 @@ def test_sections_that_fit_the_cache_follow_one_another() -> None:
     # All long ones first; or a pair at a time.
     assert grid(costs, 4, pair_bytes=10).makespan(3, 80) == played([4, 4, 4, 4, 1, 1, 1, 1], 3)
     assert grid(costs, 4, pair_bytes=10).makespan(3, 20) == played([4, 1, 4, 1, 4, 1, 4, 1], 3)
+    # Three fit, and two sections of two are better than three and one.
+    assert grid(costs, 4, pair_bytes=10).makespan(3, 60) == played([4, 4, 4, 4, 1, 1, 1, 1], 3)
+    assert [section(16, fitting) for fitting in (0, 1, 3, 5, 8, 15, 16, 40)] == [1, 1, 4, 6, 8, 16, 16, 16]
     assert grid(costs, 4, pair_bytes=10, group=2).makespan(3, 20) == played([4, 4, 1, 1, 4, 4, 1, 1], 3)
     tables = torch.tensor([[4.0, 3.0], [1.0, 2.0]])
     assert grid(tables, 4, pair_bytes=10).makespan(3, 80) == played([4, 4, 3, 3, 1, 1, 2, 2], 3)

@@ -183,10 +183,18 @@ def first_candidates(entry: Entry, old: Sizes) -> list[Sizes]:
 
 
 def deeper(entry: Entry, fastest: Sequence[Sizes]) -> list[Sizes]:
-    """The fastest candidates with other stages; none for a kernel without a pipeline."""
-    if entry.kernel == "bias":
-        return []
-    return [(*sizes[:3], stages, *sizes[4:]) for sizes in fastest if sizes is not None for stages in STAGES]
+    """The fastest candidates with other stages and the other number of loops, which the kernel of the bias
+    does not have.
+    """
+    found: list[Sizes] = []
+    for sizes in fastest:
+        if sizes is not None:
+            rows, keys, warps, old, *rest = sizes
+            loops, *registers = rest or [2]
+            found += [(rows, keys, warps, stages, *rest) for stages in STAGES]
+            if entry.kernel != "bias":
+                found.append((rows, keys, warps, old, 3 - loops, *registers))
+    return found
 
 
 # Which calls.

@@ -358,4 +358,5 @@ def in_short(sizes: Sizes) -> str:
         return "apart"
     rows, keys, warps, stages, *rest = sizes
     parts = [f"{rows} x {keys}", f"{warps} warps", f"{stages} stage{'s' * (stages > 1)}"]
-    return ", ".join(parts + [f"{loops} loop{'s' * (loops > 1)}" for loops in rest])
+    parts += [f"{loops} loop{'s' * (loops > 1)}" for loops in rest[:1]]
+    return ", ".join(parts + [f"{registers} registers" for registers in rest[1:] if registers])

@@ -20,8 +20,8 @@ class Grid:
         costs: float64 `[lines, tables]` on the CPU: what a program costs, lines in the order of their start.
         pairs: programs of each line, a multiple of `tables`; neighbours share a table.
         group: pairs start in sections of a multiple of this many.
-        pair_bytes: what the programs of one pair read again and again. A section is as many pairs as fit half
-            of the cache together; the lines of a section all start before the next section.
+        pair_bytes: what the programs of one pair read again and again. The lines of a `section` of pairs all
+            start before the next section.
         per_core: programs that run on a core at once.
         flops: of matrix products in one unit.
         share: of the peak of matrix units that these products reach while every core is busy.
@@ -66,9 +66,16 @@ class Grid:
 
     def _started(self, cache_bytes: int) -> Tensor:
         """Costs of all programs, in the order of their start."""
-        span = max(1, cache_bytes // 2 // max(self.pair_bytes, 1)) * self.group
+        span = section(self.pairs, cache_bytes // 2 // max(self.pair_bytes, 1) * self.group)
         whole = self.costs.repeat_interleave(self.pairs // self.costs.shape[1], dim=1)
         return torch.cat([section.reshape(-1) for section in whole.split(span, dim=1)])
+
+
+def section(pairs: int, fitting: int) -> int:
+    """How many pairs make a section, where `fitting` ones fit half of the cache: so many more that the last
+    section is not a small one, whose long lines would be at work alone in the end.
+    """
+    return max(1, -(-pairs // max(1, pairs // max(1, fitting))))
 
 
 def _play(costs: list[float], places: int) -> float:

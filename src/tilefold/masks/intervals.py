@@ -155,11 +155,18 @@ def narrowed(x: Spans, count: int) -> Spans:
 def table(x: Spans, count: int, lines: int) -> Tensor:
     """int32 `[Bm, Hm, lines, 2 * count]`: (s1, e1, s2, e2) of a canonical `x`, unused and empty intervals as
     (0, 0).
+
+    Of two places, a line's only interval takes the second one if it does not start at 0. So a causal line
+    whose first interval happens to be empty keeps its other one where its neighbours have theirs, and tiles
+    of lines, which compare interval by interval, know that they are hidden.
     """
     shape = _broadcast(x.start.shape[1:], (1, 1, lines))
     bounds = x.start.new_zeros((*shape, 2 * count), dtype=torch.int32)
-    for at in range(min(count, x.count)):
-        lives = x.end[at] > x.start[at]
-        bounds[..., 2 * at] = torch.where(lives, x.start[at], 0)
-        bounds[..., 2 * at + 1] = torch.where(lives, x.end[at], 0)
+    lives = x.end[:count] > x.start[:count]
+    start, end = torch.where(lives, x.start[:count], 0), torch.where(lives, x.end[:count], 0)
+    if start.shape[0] == 2:
+        later = ~lives[1] & (start[0] > 0)
+        start, end = torch.where(later, start.flip(0), start), torch.where(later, end.flip(0), end)
+    used = 2 * start.shape[0]
+    bounds[..., 0:used:2], bounds[..., 1:used:2] = start.movedim(0, -1), end.movedim(0, -1)
     return bounds

@@ -20,9 +20,9 @@ from tilefold.cost import store
 
 #: What a table may hold, with the range that makes sense. Sizes of kernels are lists beside them, by name.
 KEYS = {"fold_tile_elements": (1 << 12, 1 << 26)}
-#: The most of each number of a kernel's sizes: rows and keys of a tile, warps, stages, and loops, which need
-#: not be there.
-SIZES, LEAST_SIZES = (256, 256, 16, 8, 2), 4
+#: The most of each number of a kernel's sizes: rows and keys of a tile, warps, stages, and what need not be
+#: there: loops, registers of a thread.
+SIZES, LEAST_SIZES = (256, 256, 16, 8, 2, 255), 4
 
 
 def architecture(device: torch.device | str) -> str:
@@ -51,9 +51,9 @@ def look_up(key: str, device_type: str) -> int:
 def sizes(
     names: Sequence[str], device_type: str, otherwise: tuple[int, ...] | None = None
 ) -> tuple[int, ...] | None:
-    """Sizes of a kernel, `(rows, keys, warps, stages[, loops])`, under the first of its names that the table
-    has, such as "triton/forward/16/128"; None where the table says null there, `otherwise` where it has no
-    such name.
+    """Sizes of a kernel, `(rows, keys, warps, stages[, loops[, registers]])`, under the first of its names
+    that the table has, such as "triton/forward/16/128"; None where the table says null there, `otherwise`
+    where it has no such name.
     """
     assumed = _assumed.get()
     table = _table(device_type) if assumed is None else shipped(assumed)

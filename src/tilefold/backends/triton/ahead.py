@@ -21,7 +21,8 @@ from .kernel import UNALIGNED, Kernel
 _POINTERS = {
     **dict.fromkeys(("lse", "delta", "dlse", "slope_sums", "bias_sums", "key_sums", "sink_sums"), "*fp32"),
     **dict.fromkeys(("tiles", "counts", "order", "bounds", "index", "row_table", "key_table"), "*i32"),
-    "flags": "*i32",
+    **dict.fromkeys(("parts", "part_lse", "dk_parts", "dv_parts"), "*fp32"),
+    **dict.fromkeys(("flags", "joins"), "*i32"),
     "seed": "*i64",
 }
 #: Pointers that only some variants have, by the trait that brings them.
@@ -41,8 +42,13 @@ _OPTIONAL = {
     "key_sums": lambda C: C.BIAS_GRADIENT == 2,
     "slope_sums": lambda C: C.SLOPE_GRADIENT,
     "bias_sums": lambda C: C.BIAS_GRADIENT == 1,
+    **dict.fromkeys(("parts", "part_lse"), lambda C: C.SPLIT > 0 or C.WEIGHTED),
+    "dk_parts": lambda C: C.SPLIT > 0 and C.WANT_K,
+    "dv_parts": lambda C: C.SPLIT > 0 and C.WANT_V,
     "sink_sums": lambda C: C.SINK,
 }
+#: Pointers that a kernel has in each of its variants.
+_ALWAYS = {("bias_kernel", "dbias"), ("join_kernel", "parts")}
 
 
 def target(arch: str) -> GPUTarget:
@@ -52,8 +58,10 @@ def target(arch: str) -> GPUTarget:
     return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
 
 
-def compiled(kernel: Kernel, variant: Any, dtype: str, warps: int, arch: str) -> Any:
-    """The kernel compiled for q, k and v of `dtype` ("bf16", "fp16", "fp32") on `arch`."""
+def compiled(kernel: Kernel, variant: Any, dtype: str, warps: int, arch: str, registers: int = 0) -> Any:
+    """The kernel compiled for q, k and v of `dtype` ("bf16", "fp16", "fp32") on `arch`; `registers` as in
+    `sizes.Sizes`.
+    """
     signature: dict[str, str] = {}
     attributes: dict[tuple[int, ...], Any] = {}
     constants: dict[str, Any] = {}
@@ -64,11 +72,7 @@ def compiled(kernel: Kernel, variant: Any, dtype: str, warps: int, arch: str) ->
             signature[name], constants[name] = "constexpr", variant
         elif parameter.annotation_type:
             signature[name] = parameter.annotation_type
-        elif (
-            name in _OPTIONAL
-            and not _OPTIONAL[name](variant)
-            and (kernel.name, name) != ("bias_kernel", "dbias")
-        ):
+        elif name in _OPTIONAL and not _OPTIONAL[name](variant) and (kernel.name, name) not in _ALWAYS:
             signature[name], constants[name] = "constexpr", None
         else:
             signature[name] = _POINTERS.get(name, f"*{dtype}")
@@ -76,6 +80,8 @@ def compiled(kernel: Kernel, variant: Any, dtype: str, warps: int, arch: str) ->
                 attributes[(at,)] = [["tt.divisibility", 16]]
     source = ASTSource(function, signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": warps, "num_stages": variant.STAGES, "enable_fp_fusion": True}
+    if registers and arch.startswith("sm"):
+        options["maxnreg"] = registers
     return triton.compile(source, target=target(arch), options=options)
 
 

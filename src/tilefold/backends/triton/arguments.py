@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tilefold.cost.grid import section
 from tilefold.masks.band import Band
 from tilefold.masks.context import capturing
 from tilefold.planning.backend import Work
@@ -255,12 +256,18 @@ class Kept:
         return result
 
 
-def span_of(work: Work) -> int:
-    """Pairs (batch element, head) whose keys and values fit half of the L2 cache together."""
+def span_of(work: Work, by_key: bool = False) -> int:
+    """Pairs (batch element, head) that make a section (`cost.grid.section`): what their programs read, keys
+    and values or `by_key` the rows of their group, fits half of the L2 cache together.
+    """
     p = work.problem
-    size = p.k_length * (p.head_dim + p.v_head_dim) * p.dtype.itemsize
-    fitting = max(1, _l2_bytes(work.q.device) // 2 // max(size, 1)) * max(p.group, 1)
-    return max(1, min(fitting, p.batch * p.q_heads))
+    group = max(p.group, 1)
+    length = p.q_length * group if by_key else p.k_length
+    size = length * (p.head_dim + p.v_head_dim) * p.dtype.itemsize
+    fitting = _l2_bytes(work.q.device) // 2 // max(size, 1)
+    if by_key:
+        return section(p.batch * p.k_heads, fitting)
+    return section(p.batch * p.q_heads, fitting * group)
 
 
 @functools.cache

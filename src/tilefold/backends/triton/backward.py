@@ -1,9 +1,9 @@
 """Backward: FlashAttention-2's scheme (Dao 2023, algorithm 2) in Triton, without atomic operations.
 
-`delta = rowsum(dO * O) - dlse` first; then one kernel for dK and dV, with a program per tile of keys that
-loops over the query heads of its group and the tiles of rows which see it, and one for dQ, with a program per
-tile of rows. Probabilities are recomputed from the saved lse. Every sum is taken in a fixed order by one
-program, so all gradients are bit-stable. NaN behind the mask is treated as in the forward pass.
+`delta = rowsum(dO * O) - dlse` first (`delta.py`); then one kernel for dK and dV, with a program per tile of
+keys that loops over the query heads of its group and the tiles of rows which see it, and one for dQ, with a
+program per tile of rows. Probabilities are recomputed from the saved lse. Every sum is taken in a fixed
+order, so all gradients are bit-stable. NaN behind the mask is treated as in the forward pass.
 """
 
 # The functions of Triton are not Python: its types of values are known to its compiler only.
@@ -22,28 +22,37 @@ from tilefold.planning.backend import Gradients, Work
 from tilefold.problem import Problem
 from tilefold.scores import Places
 
+from . import delta
 from .arguments import Kept, MaskArguments, dense_rows, in_units, of_mask, of_scores, rows_of, span_of, traits
 from .bias import bias_gradient, way_of
 from .kernel import Kernel, Launch
-from .lists import lists_of
-from .sizes import kind_of, needed, sizes_of
+from .lists import Split, lists_of
+from .parts import join, room
+from .sizes import even, kind_of, needed, sizes_of
 from .tile import (
     BAND,
+    COLS,
     LOG2E,
+    ROWS,
     add_chosen,
     add_product,
     any_nan,
     band_tiles,
     distance,
+    edges_of,
+    item,
     kept,
+    load_bias,
     load_tile,
     lse_of,
+    part_of,
     place,
     product,
     row_values,
     scored,
     slope_of,
-    store_tile,
+    store_blocks,
+    store_scores,
     visible,
     visited,
 )
@@ -55,48 +64,8 @@ _PER_SCORE = tl.constexpr(PER_SCORE)
 
 
 @Kernel
-def delta_kernel(
-    out, dout, lse, dlse, delta, sink, sink_sums,
-    o_b: tl.int64, o_h: tl.int64, o_l: tl.int32, g_b: tl.int64, g_h: tl.int64, g_l: tl.int32,
-    l_b: tl.int64, l_h: tl.int64, l_l: tl.int64, e_b: tl.int64, e_h: tl.int64, e_l: tl.int64,
-    heads: tl.int32, q_length: tl.int32, lines: tl.int32,
-    C: tl.constexpr,
-):  # fmt: skip
-    """`delta = rowsum(dout * out) - dlse`, fp32 `[B, Hq, Lq]` dense, and each tile's share of the gradient of
-    the sink, fp32 `[B, Hq, lines]`. Rows that saw nothing have delta 0.
-
-    Grid: `lines * B * Hq`.
-    """
-    BM: tl.constexpr = C.BM
-    line, pair = tl.program_id(0) % lines, tl.program_id(0) // lines
-    b, h = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
-    m0 = line * BM
-    row = m0 + tl.arange(0, BM)
-    inside = row < q_length
-    out += b * (o_b * C.UNIT) + h * (o_h * C.UNIT)
-    dout += b * (g_b * C.UNIT) + h * (g_h * C.UNIT)
-    o0 = load_tile(out, m0, o_l * C.UNIT, q_length, BM, 0, C.V0, C.DV, True).to(tl.float32)
-    g0 = load_tile(dout, m0, g_l * C.UNIT, q_length, BM, 0, C.V0, C.DV, True).to(tl.float32)
-    total = tl.sum(o0 * g0, 1)
-    if C.V1 > 0:
-        o1 = load_tile(out, m0, o_l * C.UNIT, q_length, BM, C.V0, C.V1, C.DV, True).to(tl.float32)
-        g1 = load_tile(dout, m0, g_l * C.UNIT, q_length, BM, C.V0, C.V1, C.DV, True).to(tl.float32)
-        total += tl.sum(o1 * g1, 1)
-    lse_i = tl.load(lse + b * l_b + h * l_h + row * l_l, mask=inside, other=-float("inf"))
-    if C.LSE_GRADIENT:
-        total -= tl.load(dlse + b * e_b + h * e_h + row * e_l, mask=inside, other=0.0).to(tl.float32)
-    alive = lse_i != -float("inf")
-    total = tl.where(alive, total, 0.0)
-    tl.store(delta + pair.to(tl.int64) * q_length + row, total, mask=inside)
-    if C.SINK:
-        logit = tl.load(sink + h).to(tl.float32)
-        share = tl.where(alive, tl.exp2((logit - lse_i) * LOG2E) * total, 0.0)
-        tl.store(sink_sums + tl.program_id(0), -tl.sum(share, 0))
-
-
-@Kernel
 def keys_kernel(
-    q, k, v, dout, lse, delta, dk, dv, key_sums, flags,
+    q, k, v, dout, lse, delta, dk, dv, key_sums, flags, dk_parts, dv_parts, slots: tl.int32,
     q_b: tl.int64, q_h: tl.int64, q_l: tl.int32, k_b: tl.int64, k_h: tl.int64, k_l: tl.int32,
     v_b: tl.int64, v_h: tl.int64, v_l: tl.int32, g_b: tl.int64, g_h: tl.int64, g_l: tl.int32,
     l_b: tl.int64, l_h: tl.int64, l_l: tl.int64,
@@ -136,8 +105,7 @@ def keys_kernel(
     line, pair = place(tl.program_id(0), lines, pairs, span, reverse)
     k_heads = heads // group
     b, hk = pair // k_heads, pair % k_heads
-    if C.MASK != BAND:
-        line = tl.load(order + (b * table_b + hk * group * table_h).to(tl.int64) * lines + line)
+    line, first_tile, slot = item(order, b * table_b + hk * group * table_h, lines, line, C)
     b64, hk64 = b.to(tl.int64), hk.to(tl.int64)
     k += b64 * (k_b * C.UNIT) + hk64 * (k_h * C.UNIT)
     v += b64 * (v_b * C.UNIT) + hk64 * (v_h * C.UNIT)
@@ -153,6 +121,8 @@ def keys_kernel(
 
     # One step, but for a repair, which takes its lines in smaller pieces.
     flagged = tl.load(flags + tl.program_id(0)) if C.REPAIR else 1
+    if C.SPLIT > 0:
+        flagged *= line >= 0
     for own in tl.range(0, STEPS * flagged, num_stages=1):
         n0 = line * OWN + own * BN
         keys = n0 + tl.arange(0, BN)[:, None]
@@ -176,7 +146,7 @@ def keys_kernel(
                 h = hk * group + member
                 h64 = h.to(tl.int64)
                 if C.MASK == BAND:
-                    table = 0
+                    table = b * 0
                     last = tl.minimum(n0 + BN, k_length) - 1
                     begin, full_begin, full_stop, stop = band_tiles(
                         n0, last, q_length - k_length, -hi, -lo, q_length, TILE, C.STEPPED
@@ -185,7 +155,7 @@ def keys_kernel(
                     listed = tiles
                 else:
                     table = b * table_b + h * table_h
-                    at = table.to(tl.int64) * lines + line
+                    at = table.to(tl.int64) * tl.cdiv(k_length, OWN) + tl.maximum(line, 0)
                     listed = tiles + at * capacity
                     full, partial = tl.load(counts + at * 2), tl.load(counts + at * 2 + 1)
                     begin, full_begin, full_stop = 0, 0, full
@@ -195,6 +165,8 @@ def keys_kernel(
                     count = partial
                 else:
                     count = full + partial
+                start, count = part_of(first_tile, count, full if PHASE == 1 else 0, C)
+                edges = edges_of(bounds, table, keys, k_length, C.MASK == COLS, C.INTERVALS)
                 q_at = q + b64 * (q_b * C.UNIT) + h64 * (q_h * C.UNIT)
                 g_at = dout + b64 * (g_b * C.UNIT) + h64 * (g_h * C.UNIT)
                 lse_at = lse + b64 * l_b + h64 * l_h
@@ -205,16 +177,16 @@ def keys_kernel(
                 if C.BIAS_GRADIENT == _PER_KEY:
                     key_sum = tl.zeros([BN], tl.float32)
 
-                for i in tl.range(0, count * PARTS, num_stages=1 if PHASE == 2 else C.STAGES):
+                for i in tl.range(start * PARTS, count * PARTS, num_stages=1 if PHASE == 2 else C.STAGES):
                     tile = visited(i // PARTS, begin, full_begin, full_stop, listed, C.MASK, PHASE)
                     m0 = tile * TILE + i % PARTS * BM
                     rows = m0 + tl.arange(0, BM)[None, :]
-                    q0 = load_tile(q_at, m0, q_row, q_length, BM, 0, D0, C.D, PHASE > 0)
+                    q0 = load_tile(q_at, m0, q_row, q_length, BM, 0, D0, C.D, PHASE >= C.CLIP_FROM)
                     raw = product(k0, tl.trans(q0), C.TF32, C.WIDE)
                     if D1 > 0:
-                        q1 = load_tile(q_at, m0, q_row, q_length, BM, D0, D1, C.D, PHASE > 0)
+                        q1 = load_tile(q_at, m0, q_row, q_length, BM, D0, D1, C.D, PHASE >= C.CLIP_FROM)
                         raw = add_product(raw, k1, tl.trans(q1), C.TF32, C.WIDE)
-                    lse_i = lse_of(lse_at, m0, l_l, q_length, BM, PHASE > 0)
+                    lse_i = lse_of(lse_at, m0, l_l, q_length, BM, PHASE >= C.CLIP_FROM)
                     if PLAIN:
                         p = tl.exp2(raw * factor - (lse_i * LOG2E)[None, :])
                     else:
@@ -232,24 +204,28 @@ def keys_kernel(
                                 batch_origin,
                                 C.SLOPE_ROWS,
                             )
+                        bias_tile = raw
+                        if C.BIAS:
+                            bias_tile = load_bias(
+                                bias_at, bias_q, bias_k, rows, keys, q_length, k_length, C, not C.EVEN
+                            )
                         s, slope_of_cap = scored(
-                            raw, rows, keys, scale, softcap, bias_at, bias_q, bias_k, slope, q_length,
-                            k_length,
-                            row_table, key_table, base, q_step, k_step, C, True,
+                            raw, rows, keys, scale, softcap, bias_tile, slope, q_length, k_length, row_table,
+                            key_table, base, q_step, k_step, C,
                         )  # fmt: skip
                         p = tl.exp2((s - lse_i[None, :]) * LOG2E)
                     seen = p
-                    if PHASE == 3:
+                    if PHASE == 3 and C.MASKED:
                         if i >= full:
                             inside = visible(
-                                rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index,
-                                BN, C.MASK, C.INTERVALS, C.STEPPED,
+                                rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index, edges,
+                                COLS, BN, C.MASK, C.INTERVALS, C.STEPPED,
                             )  # fmt: skip
                             p = tl.where(inside, p, 0.0)
-                    elif PHASE > 0:
+                    elif PHASE == 1 or PHASE == 2:
                         seen = visible(
-                            rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index,
-                            BN, C.MASK, C.INTERVALS, C.STEPPED,
+                            rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index, edges,
+                            COLS, BN, C.MASK, C.INTERVALS, C.STEPPED,
                         )  # fmt: skip
                         p = tl.where(seen, p, 0.0)
                     weights = p
@@ -260,9 +236,9 @@ def keys_kernel(
                             q_origin, q_step, k_origin, k_step, key_of_seed, threshold, BN, C.TABLES, C.QUADS,
                         )  # fmt: skip
                         weights = tl.where(keep, p * keep_scale, 0.0)
-                    g0 = load_tile(g_at, m0, g_row, q_length, BM, 0, V0, C.DV, PHASE > 0)
+                    g0 = load_tile(g_at, m0, g_row, q_length, BM, 0, V0, C.DV, PHASE >= C.CLIP_FROM)
                     if V1 > 0:
-                        g1 = load_tile(g_at, m0, g_row, q_length, BM, V0, V1, C.DV, PHASE > 0)
+                        g1 = load_tile(g_at, m0, g_row, q_length, BM, V0, V1, C.DV, PHASE >= C.CLIP_FROM)
                     if WANT_V:
                         dv0 = add_chosen(dv0, weights, seen, g0, dtype, False, C.TF32, C.WIDE, PHASE == 2)
                         if V1 > 0:
@@ -273,7 +249,7 @@ def keys_kernel(
                             dp = add_product(dp, v1, tl.trans(g1), C.TF32, C.WIDE)
                         if C.DROPOUT:
                             dp = tl.where(keep, dp * keep_scale, 0.0)
-                        delta_i = row_values(delta_at, m0, q_length, BM, 0.0, PHASE > 0)
+                        delta_i = row_values(delta_at, m0, q_length, BM, 0.0, PHASE >= C.CLIP_FROM)
                         ds = p * (dp - delta_i[None, :])
                         # A NaN behind the mask survives a zero in p; sums are not repaired, dk is.
                         if C.BIAS_GRADIENT == _PER_KEY:
@@ -305,19 +281,26 @@ def keys_kernel(
                 if V1 > 0:
                     broken = tl.maximum(broken, any_nan(dv1))
             tl.store(flags + tl.program_id(0), broken)
+        dk1 = dk1 if WANT_K and D1 > 0 else 0
+        dv1 = dv1 if WANT_V and V1 > 0 else 0
+        whole = k_length
+        if C.SPLIT > 0 and slot >= 0:
+            # One of several parts of a line, which `parts.join` adds up.
+            whole, at_part, own_n0 = 0, (pair.to(tl.int64) * slots + slot) * OWN, n0 - line * OWN
+            if WANT_K:
+                at_k = dk_parts + at_part * C.D
+                store_blocks(at_k, own_n0, C.D, OWN, dk0 * scale, dk1 * scale, BN, D0, D1, C.D)
+            if WANT_V:
+                store_blocks(dv_parts + at_part * C.DV, own_n0, C.DV, OWN, dv0, dv1, BN, V0, V1, C.DV)
         if WANT_K:
-            store_tile(dk, n0, dk_l * C.OUT_UNIT, k_length, dk0 * scale, BN, 0, D0, C.D)
-            if D1 > 0:
-                store_tile(dk, n0, dk_l * C.OUT_UNIT, k_length, dk1 * scale, BN, D0, D1, C.D)
+            store_blocks(dk, n0, dk_l * C.OUT_UNIT, whole, dk0 * scale, dk1 * scale, BN, D0, D1, C.D)
         if WANT_V:
-            store_tile(dv, n0, dv_l * C.OUT_UNIT, k_length, dv0, BN, 0, V0, C.DV)
-            if V1 > 0:
-                store_tile(dv, n0, dv_l * C.OUT_UNIT, k_length, dv1, BN, V0, V1, C.DV)
+            store_blocks(dv, n0, dv_l * C.OUT_UNIT, whole, dv0, dv1, BN, V0, V1, C.DV)
 
 
 @Kernel
 def queries_kernel(
-    q, k, v, dout, lse, delta, dq, slope_sums, bias_sums, dbias, flags,
+    q, k, v, dout, lse, delta, dq, slope_sums, bias_sums, dbias, flags, parts, slots: tl.int32,
     q_b: tl.int64, q_h: tl.int64, q_l: tl.int32, k_b: tl.int64, k_h: tl.int64, k_l: tl.int32,
     v_b: tl.int64, v_h: tl.int64, v_l: tl.int32, g_b: tl.int64, g_h: tl.int64, g_l: tl.int32,
     l_b: tl.int64, l_h: tl.int64, l_l: tl.int64, dq_b: tl.int64, dq_h: tl.int64, dq_l: tl.int32,
@@ -354,8 +337,7 @@ def queries_kernel(
     line, pair = place(tl.program_id(0), lines, pairs, span, reverse)
     b, h = pair // heads, pair % heads
     table = b * table_b + h * table_h
-    if C.MASK != BAND:
-        line = tl.load(order + table.to(tl.int64) * lines + line)
+    line, first_tile, slot = item(order, table, lines, line, C)
     b64, h64, hk64 = b.to(tl.int64), h.to(tl.int64), (h // group).to(tl.int64)
     q += b64 * (q_b * C.UNIT) + h64 * (q_h * C.UNIT)
     k += b64 * (k_b * C.UNIT) + hk64 * (k_h * C.UNIT)
@@ -370,12 +352,14 @@ def queries_kernel(
     if C.DROPOUT:
         key_of_seed = tl.load(seed)
     if C.MASK != BAND:
-        at = table.to(tl.int64) * lines + line
+        at = table.to(tl.int64) * tl.cdiv(q_length, OWN) + tl.maximum(line, 0)
         tiles += at * capacity
         listed_full, listed_partial = tl.load(counts + at * 2), tl.load(counts + at * 2 + 1)
 
     # One step, but for a repair, which takes its lines in smaller pieces.
     flagged = tl.load(flags + tl.program_id(0)) if C.REPAIR else 1
+    if C.SPLIT > 0:
+        flagged *= line >= 0
     for own in tl.range(0, STEPS * flagged, num_stages=1):
         m0 = line * OWN + own * BM
         rows = m0 + tl.arange(0, BM)[:, None]
@@ -394,6 +378,7 @@ def queries_kernel(
             full, partial = listed_full, listed_partial
             begin, full_begin, full_stop = 0, 0, full
 
+        edges = edges_of(bounds, table, rows, q_length, C.MASK == ROWS, C.INTERVALS)
         q0 = load_tile(q, m0, q_l * C.UNIT, q_length, BM, 0, D0, C.D, True)
         g0 = load_tile(dout, m0, g_l * C.UNIT, q_length, BM, 0, V0, C.DV, True)
         dq0 = tl.zeros([BM, D0], tl.float32)
@@ -417,26 +402,32 @@ def queries_kernel(
                 count = partial
             else:
                 count = full + partial
-            for i in tl.range(0, count * PARTS, num_stages=1 if PHASE == 2 else C.STAGES):
+            start, count = part_of(first_tile, count, full if PHASE == 1 else 0, C)
+            for i in tl.range(start * PARTS, count * PARTS, num_stages=1 if PHASE == 2 else C.STAGES):
                 tile = visited(i // PARTS, begin, full_begin, full_stop, tiles, C.MASK, PHASE)
                 n0 = tile * TILE + i % PARTS * BN
                 keys = n0 + tl.arange(0, BN)[None, :]
-                k0 = load_tile(k, n0, k_row, k_length, BN, 0, D0, C.D, PHASE > 0)
-                v0 = load_tile(v, n0, v_row, k_length, BN, 0, V0, C.DV, PHASE > 0)
+                k0 = load_tile(k, n0, k_row, k_length, BN, 0, D0, C.D, PHASE >= C.CLIP_FROM)
+                v0 = load_tile(v, n0, v_row, k_length, BN, 0, V0, C.DV, PHASE >= C.CLIP_FROM)
                 raw = product(q0, tl.trans(k0), C.TF32, C.WIDE)
                 if D1 > 0:
-                    k1 = load_tile(k, n0, k_row, k_length, BN, D0, D1, C.D, PHASE > 0)
+                    k1 = load_tile(k, n0, k_row, k_length, BN, D0, D1, C.D, PHASE >= C.CLIP_FROM)
                     raw = add_product(raw, q1, tl.trans(k1), C.TF32, C.WIDE)
                 dp = product(g0, tl.trans(v0), C.TF32, C.WIDE)
                 if V1 > 0:
-                    v1 = load_tile(v, n0, v_row, k_length, BN, V0, V1, C.DV, PHASE > 0)
+                    v1 = load_tile(v, n0, v_row, k_length, BN, V0, V1, C.DV, PHASE >= C.CLIP_FROM)
                     dp = add_product(dp, g1, tl.trans(v1), C.TF32, C.WIDE)
                 if PLAIN:
                     p = tl.exp2(raw * factor - lse_2)
                 else:
+                    bias_tile = raw
+                    if C.BIAS:
+                        bias_tile = load_bias(
+                            bias, bias_q, bias_k, rows, keys, q_length, k_length, C, PHASE >= C.CLIP_FROM
+                        )
                     s, slope_of_cap = scored(
-                        raw, rows, keys, scale, softcap, bias, bias_q, bias_k, slope, q_length, k_length,
-                        row_table, key_table, base, q_step, k_step, C, PHASE > 0,
+                        raw, rows, keys, scale, softcap, bias_tile, slope, q_length, k_length, row_table,
+                        key_table, base, q_step, k_step, C,
                     )  # fmt: skip
                     p = tl.exp2((s - lse_i) * LOG2E)
                 if C.DROPOUT:
@@ -448,32 +439,25 @@ def queries_kernel(
                     dp = tl.where(keep, dp * keep_scale, 0.0)
                 ds = p * (dp - delta_i)
                 seen = ds
-                if PHASE == 3:
+                if PHASE == 3 and C.MASKED:
                     if i >= full:
                         inside = visible(
-                            rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index,
-                            BN, C.MASK, C.INTERVALS, C.STEPPED,
+                            rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index, edges,
+                            ROWS, BN, C.MASK, C.INTERVALS, C.STEPPED,
                         )  # fmt: skip
                         ds = tl.where(inside, ds, 0.0)
-                elif PHASE > 0:
+                elif PHASE == 1 or PHASE == 2:
                     seen = visible(
-                        rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index,
-                        BN, C.MASK, C.INTERVALS, C.STEPPED,
+                        rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index, edges,
+                        ROWS, BN, C.MASK, C.INTERVALS, C.STEPPED,
                     )  # fmt: skip
                     ds = tl.where(seen, ds, 0.0)
                 if PHASE != 2:
                     if C.BIAS_GRADIENT == _PER_ROW:
                         bias_sum += tl.sum(ds, 1)
                     if C.BIAS_GRADIENT == _PER_SCORE:
-                        corner = dbias + (pair.to(tl.int64) * q_length + m0) * k_length + n0
-                        at_dbias = corner + (
-                            tl.arange(0, BM)[:, None].to(tl.int64) * k_length + tl.arange(0, BN)[None, :]
-                        )
-                        tl.store(
-                            at_dbias,
-                            ds.to(dbias.dtype.element_ty),
-                            mask=(rows < q_length) & (keys < k_length),
-                        )
+                        at_first = pair.to(tl.int64) * q_length + m0
+                        store_scores(dbias, at_first, n0, ds, rows, keys, q_length, k_length, C)
                     if C.SLOPE_GRADIENT:
                         away = distance(
                             rows,
@@ -499,9 +483,14 @@ def queries_kernel(
             if D1 > 0:
                 broken = tl.maximum(broken, any_nan(dq1))
             tl.store(flags + tl.program_id(0), broken)
-        store_tile(dq, m0, dq_l * C.OUT_UNIT, q_length, dq0 * scale, BM, 0, D0, C.D)
-        if D1 > 0:
-            store_tile(dq, m0, dq_l * C.OUT_UNIT, q_length, dq1 * scale, BM, D0, D1, C.D)
+        dq1 = dq1 if D1 > 0 else 0
+        whole = q_length
+        if C.SPLIT > 0 and slot >= 0:
+            # One of several parts of a line, which `parts.join` adds up.
+            whole, at_part = 0, (pair.to(tl.int64) * slots + slot) * OWN
+            at_q = parts + at_part * C.D
+            store_blocks(at_q, m0 - line * OWN, C.D, OWN, dq0 * scale, dq1 * scale, BM, D0, D1, C.D)
+        store_blocks(dq, m0, dq_l * C.OUT_UNIT, whole, dq0 * scale, dq1 * scale, BM, D0, D1, C.D)
         row = m0 + tl.arange(0, BM)
         at_sums = pair.to(tl.int64) * q_length + row
         if C.SLOPE_GRADIENT and not REPAIR:
@@ -523,7 +512,7 @@ def backward(
     dout, out, lse = dout.to(work.q.dtype), out.to(work.q.dtype), lse.to(torch.float32)
     call = _Call(work, dense_rows(dout), lse)
     shared = call.work.scores
-    sink = call.delta(dense_rows(out), dlse, wanted[1])
+    sink = delta.fill(call.deltas, call.work, call.dout, dense_rows(out), lse, dlse, wanted[1])
     dq = dk = dv = dbias = dslopes = None
     if needs[0] or wanted[2] or way in (PER_ROW, PER_SCORE):
         dq, dbias, dslopes = call.queries(way, wanted[2])
@@ -546,6 +535,7 @@ class _Made(NamedTuple):
     programs: int
     shape: list[Any]
     mask: MaskArguments
+    split: Split | None
 
 
 def _make(work: Work, kernel: str, more: Any) -> _Made:
@@ -553,35 +543,39 @@ def _make(work: Work, kernel: str, more: Any) -> _Made:
     p, form, by_key = work.problem, work.form, kernel != "queries"
     sizes, lists = needed(kernel, p, kind_of(form)), None
     if form.kind != "band":
-        lists = lists_of(form, p.q_length, p.k_length, sizes.rows, sizes.keys, by_key)
+        # Sums that lines write themselves are not put together from parts, nor tables that differ in a group.
+        sums = dict(more).get("BIAS_GRADIENT", 0) in (PER_ROW, PER_KEY) or dict(more).get("SLOPE_GRADIENT")
+        mixed = by_key and p.group > 1 and form.tensors()[0].shape[1] > 1
+        lists = lists_of(
+            form, p.q_length, p.k_length, sizes.rows, sizes.keys, by_key, may_split=not (sums or mixed)
+        )
+    split = None if lists is None else lists.split
     C = Variant(
         BM=sizes.rows,
         BN=sizes.keys,
         STAGES=sizes.stages,
         LOOPS=sizes.loops,
+        EVEN=even(p, sizes),
+        SPLIT=0 if split is None else split.size,
         OUT_UNIT=_out_unit(p),
         **traits(work),
         **dict(more),
     )
     lines = -(-p.k_length // sizes.keys) if by_key else -(-p.q_length // sizes.rows)
+    lines = lines if lists is None else lists.programs
     pairs = p.batch * (p.k_heads if by_key else p.q_heads)
     # Lines with most work first: the last rows of a causal mask, or its first keys.
     reverse = form.kind == "band" and (form.hi is None if by_key else form.hi is not None)
     shape = [
-        p.q_heads, max(p.group, 1), pairs, p.q_length, p.k_length, lines, span_of(work), int(reverse)
+        p.q_heads, max(p.group, 1), pairs, p.q_length, p.k_length, lines, span_of(work, by_key),
+        int(reverse),
     ]  # fmt: skip
-    launch = Launch(keys_kernel if by_key else queries_kernel, C, sizes.warps)
-    return _Made(launch, lines * pairs, shape, of_mask(form, lists))
+    function = keys_kernel if by_key else queries_kernel
+    launch = Launch(function, C, sizes.warps, sizes.registers)
+    return _Made(launch, lines * pairs, shape, of_mask(form, lists), split)
 
 
-def _make_delta(work: Work, _: str, more: Any) -> tuple[Launch, int]:
-    p = work.problem
-    rows = 64 if p.v_head_dim <= 128 else 16
-    C = Variant(p.head_dim, p.v_head_dim, rows, rows, UNIT=16 // p.dtype.itemsize, STAGES=1, **dict(more))
-    return Launch(delta_kernel, C, 4), -(-p.q_length // rows)
-
-
-_kept, _kept_delta = Kept(_make), Kept(_make_delta)
+_kept = Kept(_make)
 
 
 def _out_unit(p: Problem) -> int:
@@ -602,22 +596,6 @@ class _Call:
         self.inputs = [*q_strides, *k_strides, *v_strides, *in_units(dout, unit), *lse.stride()]
         self.scores = of_scores(self.work)
         self.deltas = torch.empty((p.batch, p.q_heads, p.q_length), dtype=torch.float32, device=q.device)
-
-    def delta(self, out: Tensor, dlse: Tensor | None, sink_wanted: bool) -> Tensor | None:
-        """Fill `deltas`; the gradient of the sink."""
-        p, sink = self.work.problem, self.work.scores.sink if sink_wanted else None
-        sink = None if sink is None else sink.contiguous()
-        more = (("SINK", sink is not None), ("LSE_GRADIENT", dlse is not None))
-        launch, lines = _kept_delta.get(self.work, str(None if dlse is None else dlse.dtype), more)
-        sums = None if sink is None else self.deltas.new_empty(p.batch, p.q_heads, lines)
-        unit = 16 // out.element_size()
-        arguments = [
-            out, self.dout, self.lse, dlse, self.deltas, sink, sums,
-            *in_units(out, unit), *in_units(self.dout, unit), *self.lse.stride(),
-            *((0, 0, 0) if dlse is None else dlse.stride()), p.q_heads, p.q_length, lines,
-        ]  # fmt: skip
-        launch(lines * p.batch * p.q_heads, arguments, out.device)
-        return None if sums is None or sink is None else sums.sum((0, 2)).to(sink.dtype)
 
     def keys(
         self, way: int, want_k: bool, want_v: bool
@@ -646,13 +624,20 @@ class _Call:
             ("WANT_V", dv is not None),
         )  # fmt: skip
         made: _Made = _kept.get(w, kernel, more)
+        split, own, p = made.split, made.launch.variant.BN, w.problem
+        dk_parts, dv_parts = (
+            None if x is None else room(split, p.batch * p.k_heads, own, x.shape[-1], w.q) for x in (dk, dv)
+        )
         arguments = [
             w.q, w.k, w.v, self.dout, self.lse, self.deltas, dk, dv, sums,
-            made.launch.flags(made.programs, w.q.device), *self.inputs,
+            made.launch.flags(made.programs, w.q.device), dk_parts, dv_parts, split.slots if split else 0,
+            *self.inputs,
             *((0, 0, 0) if dk is None else in_units(dk, unit)),
             *((0, 0, 0) if dv is None else in_units(dv, unit)), *made.shape, *made.mask, *self.scores,
         ]  # fmt: skip
         made.launch(made.programs, arguments, w.q.device)
+        for parts, x in ((dk_parts, dk), (dv_parts, dv)):
+            join(split, made.mask, parts, x, unit, group=max(p.group, 1))
 
     def queries(self, way: int, slopes_wanted: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """dq, what of the gradient of the bias comes by rows or scores, and the gradient of the slopes."""
@@ -669,13 +654,17 @@ class _Call:
             dbias = make(p.batch, p.q_heads, p.q_length, p.k_length)
         more = (("BIAS_GRADIENT", way), ("SLOPE_GRADIENT", slopes_wanted))
         made: _Made = _kept.get(w, "queries", more)
+        split, own = made.split, made.launch.variant.BM
+        parts = room(split, p.batch * p.q_heads, own, p.head_dim, w.q)
         arguments = [
             w.q, w.k, w.v, self.dout, self.lse, self.deltas, dq, slope_sums, bias_sums, dbias,
-            made.launch.flags(made.programs, w.q.device), *self.inputs, *in_units(dq, _out_unit(p)),
+            made.launch.flags(made.programs, w.q.device), parts, split.slots if split else 0, *self.inputs,
+            *in_units(dq, _out_unit(p)),
             *made.shape,
             *made.mask, *self.scores,
         ]  # fmt: skip
         made.launch(made.programs, arguments, w.q.device)
+        join(split, made.mask, parts, dq, _out_unit(p))
         dslopes = None
         if slope_sums is not None and scores.alibi_slopes is not None:
             places = Places.of(p, w.tables, w.q.device)

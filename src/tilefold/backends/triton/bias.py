@@ -11,32 +11,41 @@ that no more memory than the gradient itself is needed.
 # pyright: reportInvalidTypeForm=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportOperatorIssue=false
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
+from tilefold.masks.band import Band
 from tilefold.planning.backend import Work
 from tilefold.problem import Problem
 
 from .arguments import Kept, MaskArguments, in_units, of_mask, of_scores, traits
 from .kernel import Kernel, Launch
 from .lists import lists_of
-from .sizes import kind_of, needed
+from .sizes import even, kind_of, needed
 from .tile import (
+    BAND,
     LOG2E,
     add_product,
+    band_tiles,
     kept,
+    load_bias,
     load_tile,
     lse_of,
     product,
     row_values,
     scored,
     slope_of,
+    store_scores,
     visible,
+    visited,
 )
 from .variant import PER_KEY, PER_ROW, PER_SCORE, Variant
+
+#: Steps of a program, all sharers of all its tiles together: enough to make up for its beginning and end.
+_STEPS = 32
 
 
 def way_of(bias: Tensor | None, problem: Problem) -> int:
@@ -56,8 +65,8 @@ def bias_kernel(
     q_b: tl.int64, q_h: tl.int64, q_l: tl.int32, k_b: tl.int64, k_h: tl.int64, k_l: tl.int32,
     v_b: tl.int64, v_h: tl.int64, v_l: tl.int32, g_b: tl.int64, g_h: tl.int64, g_l: tl.int32,
     l_b: tl.int64, l_h: tl.int64, l_l: tl.int64,
-    q_lines: tl.int32, k_lines: tl.int32, sharing_batches: tl.int32, sharing_heads: tl.int32,
-    bias_heads: tl.int32,
+    chunks: tl.int32, chunk: tl.int32, q_lines: tl.int32, k_lines: tl.int32, sharing_batches: tl.int32,
+    sharing_heads: tl.int32, bias_heads: tl.int32,
     heads: tl.int32, group: tl.int32, q_length: tl.int32, k_length: tl.int32,
     lo: tl.int32, hi: tl.int32, step: tl.int32,
     tiles, counts, order, capacity: tl.int32, table_b: tl.int32, table_h: tl.int32, bounds, index,
@@ -67,61 +76,85 @@ def bias_kernel(
     k_step: tl.int32, base: tl.int32, batch_origin: tl.int32, head_origin: tl.int32,
     C: tl.constexpr,
 ):  # fmt: skip
-    """`dbias [Bb, Hb, Lq, Lk]`, dense: the sum of dS over `sharing_batches` and `sharing_heads`.
+    """`dbias [Bb, Hb, Lq, Lk]`, dense: the sum of dS over `sharing_batches` and `sharing_heads`. Tiles that
+    are not visited are not written.
 
-    Grid: `k_lines * q_lines * Hb * Bb`.
+    Grid: `chunks * q_lines * Hb * Bb`; a program owns `chunk` of the tiles that a line visits.
     """
     BM: tl.constexpr = C.BM
     BN: tl.constexpr = C.BN
-    tile = tl.program_id(0)
-    n0 = tile % k_lines * BN
-    m0 = tile // k_lines % q_lines * BM
-    owner = tile // (k_lines * q_lines)
+    # Whether everybody who shares the tile sees the same of it.
+    SAME: tl.constexpr = C.MASK == BAND or C.SHARED
+    first = tl.program_id(0) % chunks * chunk
+    line = tl.program_id(0) // chunks % q_lines
+    owner = tl.program_id(0) // (chunks * q_lines)
+    m0 = line * BM
     first_b, first_h = owner // bias_heads, owner % bias_heads
     rows = m0 + tl.arange(0, BM)[:, None]
-    keys = n0 + tl.arange(0, BN)[None, :]
+    bias += first_b.to(tl.int64) * (bias_b * C.BIAS_UNIT) + first_h.to(tl.int64) * (bias_h * C.BIAS_UNIT)
     if C.DROPOUT:
         key_of_seed = tl.load(seed)
+    begin, full_begin, full_stop, full, visits = 0, 0, 0, 0, k_lines
+    if C.MASK == BAND:
+        last = tl.minimum(m0 + BM, q_length) - 1
+        begin, full_begin, full_stop, stop = band_tiles(
+            m0, last, k_length - q_length, lo, hi, k_length, BN, C.STEPPED
+        )
+        full, visits = full_stop - full_begin, stop - begin
+    elif SAME:
+        tiles += line.to(tl.int64) * capacity
+        full = tl.load(counts + line * 2)
+        visits, full_stop = full + tl.load(counts + line * 2 + 1), full
+    sharing = sharing_batches * sharing_heads
     total = tl.zeros([BM, BN], tl.float32)
-    for i in tl.range(0, sharing_batches * sharing_heads, num_stages=1):
+    for j in tl.range(0, tl.maximum(tl.minimum(visits - first, chunk), 0) * sharing, num_stages=C.STAGES):
+        turn, i = first + j // sharing, j % sharing
+        tile = visited(turn, begin, full_begin, full_stop, tiles, C.MASK, 3) if SAME else turn
+        n0 = tile * BN
+        keys = n0 + tl.arange(0, BN)[None, :]
         b, h = first_b + i // sharing_heads, first_h + i % sharing_heads
-        table = b * table_b + h * table_h
-        seen = visible(
-            rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index,
-            BN, C.MASK, C.INTERVALS, C.STEPPED,
-        )  # fmt: skip
-        if tl.max(tl.max(seen.to(tl.int32), axis=1), axis=0) > 0:
+        total = tl.where(i == 0, 0.0, total)
+        share = 1
+        seen = rows >= keys
+        if not SAME:
+            seen = visible(
+                rows, keys, n0, q_length, k_length, lo, hi, step, b * table_b + h * table_h, bounds, index,
+                rows, BAND, BN, C.MASK, C.INTERVALS, C.STEPPED,
+            )  # fmt: skip
+            share = tl.max(tl.ravel(seen.to(tl.int32)), axis=0)
+        if SAME or share > 0:
             b64, h64, hk64 = b.to(tl.int64), h.to(tl.int64), (h // group).to(tl.int64)
             q_at = q + b64 * (q_b * C.UNIT) + h64 * (q_h * C.UNIT)
             k_at = k + b64 * (k_b * C.UNIT) + hk64 * (k_h * C.UNIT)
             v_at = v + b64 * (v_b * C.UNIT) + hk64 * (v_h * C.UNIT)
             g_at = dout + b64 * (g_b * C.UNIT) + h64 * (g_h * C.UNIT)
-            q0 = load_tile(q_at, m0, q_l * C.UNIT, q_length, BM, 0, C.D0, C.D, True)
-            k0 = load_tile(k_at, n0, k_l * C.UNIT, k_length, BN, 0, C.D0, C.D, True)
+            q0 = load_tile(q_at, m0, q_l * C.UNIT, q_length, BM, 0, C.D0, C.D, not C.EVEN)
+            k0 = load_tile(k_at, n0, k_l * C.UNIT, k_length, BN, 0, C.D0, C.D, not C.EVEN)
             raw = product(q0, tl.trans(k0), C.TF32, C.WIDE)
             if C.D1 > 0:
-                q1 = load_tile(q_at, m0, q_l * C.UNIT, q_length, BM, C.D0, C.D1, C.D, True)
-                k1 = load_tile(k_at, n0, k_l * C.UNIT, k_length, BN, C.D0, C.D1, C.D, True)
+                q1 = load_tile(q_at, m0, q_l * C.UNIT, q_length, BM, C.D0, C.D1, C.D, not C.EVEN)
+                k1 = load_tile(k_at, n0, k_l * C.UNIT, k_length, BN, C.D0, C.D1, C.D, not C.EVEN)
                 raw = add_product(raw, q1, tl.trans(k1), C.TF32, C.WIDE)
-            g0 = load_tile(g_at, m0, g_l * C.UNIT, q_length, BM, 0, C.V0, C.DV, True)
-            v0 = load_tile(v_at, n0, v_l * C.UNIT, k_length, BN, 0, C.V0, C.DV, True)
+            g0 = load_tile(g_at, m0, g_l * C.UNIT, q_length, BM, 0, C.V0, C.DV, not C.EVEN)
+            v0 = load_tile(v_at, n0, v_l * C.UNIT, k_length, BN, 0, C.V0, C.DV, not C.EVEN)
             dp = product(g0, tl.trans(v0), C.TF32, C.WIDE)
             if C.V1 > 0:
-                g1 = load_tile(g_at, m0, g_l * C.UNIT, q_length, BM, C.V0, C.V1, C.DV, True)
-                v1 = load_tile(v_at, n0, v_l * C.UNIT, k_length, BN, C.V0, C.V1, C.DV, True)
+                g1 = load_tile(g_at, m0, g_l * C.UNIT, q_length, BM, C.V0, C.V1, C.DV, not C.EVEN)
+                v1 = load_tile(v_at, n0, v_l * C.UNIT, k_length, BN, C.V0, C.V1, C.DV, not C.EVEN)
                 dp = add_product(dp, g1, tl.trans(v1), C.TF32, C.WIDE)
             slope = 0.0
             if C.ALIBI:
                 slope = slope_of(
                     slopes, slope_b, slope_h, b, h, rows, q_length, row_table, batch_origin, C.SLOPE_ROWS
                 )
-            bias_at = bias + b64 * (bias_b * C.BIAS_UNIT) + h64 * (bias_h * C.BIAS_UNIT)
+            bias_tile = load_bias(bias, bias_q, bias_k, rows, keys, q_length, k_length, C, not C.EVEN)
             s, _ = scored(
-                raw, rows, keys, scale, softcap, bias_at, bias_q, bias_k, slope, q_length, k_length,
-                row_table, key_table, base, q_step, k_step, C, True,
+                raw, rows, keys, scale, softcap, bias_tile, slope, q_length, k_length, row_table, key_table,
+                base, q_step, k_step, C,
             )  # fmt: skip
-            lse_i = lse_of(lse + b64 * l_b + h64 * l_h, m0, l_l, q_length, BM, True)[:, None]
-            delta_i = row_values(delta + (b64 * heads + h64) * q_length, m0, q_length, BM, 0.0, True)[:, None]
+            lse_i = lse_of(lse + b64 * l_b + h64 * l_h, m0, l_l, q_length, BM, not C.EVEN)[:, None]
+            at_delta = delta + (b64 * heads + h64) * q_length
+            delta_i = row_values(at_delta, m0, q_length, BM, 0.0, not C.EVEN)[:, None]
             p = tl.exp2((s - lse_i) * LOG2E)
             if C.DROPOUT:
                 keep = kept(
@@ -130,20 +163,55 @@ def bias_kernel(
                     q_origin, q_step, k_origin, k_step, key_of_seed, threshold, BN, C.TABLES, C.QUADS,
                 )  # fmt: skip
                 dp = tl.where(keep, dp * keep_scale, 0.0)
-            total += tl.where(seen, p * (dp - delta_i), 0.0)
-    corner = dbias + (owner.to(tl.int64) * q_length + m0) * k_length + n0
-    at = corner + (tl.arange(0, BM)[:, None].to(tl.int64) * k_length + tl.arange(0, BN)[None, :])
-    tl.store(at, total.to(dbias.dtype.element_ty), mask=(rows < q_length) & (keys < k_length))
+            ds = p * (dp - delta_i)
+            total += ds if SAME else tl.where(seen, ds, 0.0)
+        if i == sharing - 1:
+            if SAME and turn >= full:
+                # What a tile does not show may be NaN.
+                seen = visible(
+                    rows, keys, n0, q_length, k_length, lo, hi, step, 0 * first_b, bounds, index, rows, BAND,
+                    BN, C.MASK, C.INTERVALS, C.STEPPED,
+                )  # fmt: skip
+                total = tl.where(seen, total, 0.0)
+            at_first = owner.to(tl.int64) * q_length + m0
+            store_scores(dbias, at_first, n0, total, rows, keys, q_length, k_length, C)
 
 
-def _make(work: Work, _: str, __: Any) -> tuple[Launch, MaskArguments, int, int]:
-    p, form = work.problem, work.form
+class _Made(NamedTuple):
+    """What one kind of call needs of the host, worked out once."""
+
+    launch: Launch
+    mask: MaskArguments
+    chunks: int
+    chunk: int
+    q_lines: int
+    k_lines: int
+
+
+def _make(work: Work, _: str, __: Any) -> _Made:
+    p, form, bias = work.problem, work.form, work.scores.bias
+    assert bias is not None
     sizes, lists = needed("bias", p, kind_of(form)), None
     if form.kind != "band":
         lists = lists_of(form, p.q_length, p.k_length, sizes.rows, sizes.keys, by_key=False)
-    C = Variant(BM=sizes.rows, BN=sizes.keys, STAGES=sizes.stages, **(traits(work) | {"CAREFUL": False}))
-    launch = Launch(bias_kernel, C, sizes.warps)
-    return launch, of_mask(form, lists), -(-p.q_length // sizes.rows), -(-p.k_length // sizes.keys)
+    C = Variant(
+        BM=sizes.rows,
+        BN=sizes.keys,
+        STAGES=sizes.stages,
+        EVEN=even(p, sizes),
+        SHARED=form.kind != "band" and form.tensors()[0].shape[:2].numel() == 1,
+        **(traits(work) | {"CAREFUL": False}),
+    )
+    launch = Launch(bias_kernel, C, sizes.warps, sizes.registers)
+    b, h, _, _ = (1,) * (4 - bias.dim()) + tuple(bias.shape)
+    q_lines, k_lines = -(-p.q_length // sizes.rows), -(-p.k_length // sizes.keys)
+    chunk = chunk_of(p.batch // max(b, 1) * (p.q_heads // max(h, 1)), k_lines)
+    return _Made(launch, of_mask(form, lists), -(-k_lines // chunk), chunk, q_lines, k_lines)
+
+
+def chunk_of(sharing: int, lines: int) -> int:
+    """How many of a line's tiles a program has, where so many batch elements and heads share each."""
+    return max(1, min(_STEPS // max(sharing, 1), lines))
 
 
 _kept = Kept(_make)
@@ -153,16 +221,20 @@ def bias_gradient(work: Work, dout: Tensor, lse: Tensor, delta: Tensor) -> Tenso
     """The gradient of a bias `[.., Lq, Lk]` in its shape. q, k, v and dout as `dense_rows` leaves them."""
     p, bias = work.problem, work.scores.bias
     assert bias is not None
-    launch, mask, q_lines, k_lines = _kept.get(work)
+    made: _Made = _kept.get(work)
     b, h, _, _ = (1,) * (4 - bias.dim()) + tuple(bias.shape)
-    dbias = torch.empty((b, h, p.q_length, p.k_length), dtype=bias.dtype, device=bias.device)
+    # Tiles that nobody sees are not visited.
+    full = isinstance(work.form, Band) and work.form.is_full
+    dbias = (torch.empty if full else torch.zeros)(
+        (b, h, p.q_length, p.k_length), dtype=bias.dtype, device=bias.device
+    )
     unit = 16 // work.q.element_size()
     arguments = [
         work.q, work.k, work.v, dout, lse, delta, dbias,
-        *(n for x in (work.q, work.k, work.v, dout) for n in in_units(x, unit)), *lse.stride(), q_lines,
-        k_lines,
+        *(n for x in (work.q, work.k, work.v, dout) for n in in_units(x, unit)), *lse.stride(),
+        made.chunks, made.chunk, made.q_lines, made.k_lines,
         p.batch // max(b, 1), p.q_heads // max(h, 1), h, p.q_heads, max(p.group, 1), p.q_length, p.k_length,
-        *mask, *of_scores(work),
+        *made.mask, *of_scores(work),
     ]  # fmt: skip
-    launch(k_lines * q_lines * h * b, arguments, bias.device)
+    made.launch(made.chunks * made.q_lines * h * b, arguments, bias.device)
     return dbias.reshape(bias.shape)

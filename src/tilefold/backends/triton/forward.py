@@ -22,23 +22,29 @@ from tilefold.planning.backend import Work
 
 from .arguments import Kept, MaskArguments, of_mask, of_scores, rows_of, span_of, traits
 from .kernel import Kernel, Launch
-from .lists import lists_of
-from .sizes import kind_of, needed
+from .lists import Split, lists_of
+from .parts import join, room
+from .sizes import even, kind_of, needed
 from .tile import (
     BAND,
     LN2,
     LOG2E,
+    ROWS,
     add_chosen,
     add_product,
     any_nan,
     band_tiles,
+    edges_of,
+    item,
     kept,
+    load_bias,
     load_tile,
+    part_of,
     place,
     product,
     scored,
     slope_of,
-    store_tile,
+    store_blocks,
     visible,
     visited,
 )
@@ -47,7 +53,7 @@ from .variant import Variant
 
 @Kernel
 def forward_kernel(
-    q, k, v, out, lse, flags,
+    q, k, v, out, lse, flags, parts, part_lse, slots: tl.int32,
     q_b: tl.int64, q_h: tl.int64, q_l: tl.int32, k_b: tl.int64, k_h: tl.int64, k_l: tl.int32,
     v_b: tl.int64, v_h: tl.int64, v_l: tl.int32, o_b: tl.int64, o_h: tl.int64, o_l: tl.int32,
     l_b: tl.int64, l_h: tl.int64, l_l: tl.int32,
@@ -84,8 +90,7 @@ def forward_kernel(
     line, pair = place(tl.program_id(0), lines, pairs, span, reverse)
     b, h = pair // heads, pair % heads
     table = b * table_b + h * table_h
-    if C.MASK != BAND:
-        line = tl.load(order + table.to(tl.int64) * lines + line)
+    line, first_tile, slot = item(order, table, lines, line, C)
     b64, h64, hk64 = b.to(tl.int64), h.to(tl.int64), (h // group).to(tl.int64)
     q += b64 * (q_b * C.UNIT) + h64 * (q_h * C.UNIT)
     k += b64 * (k_b * C.UNIT) + hk64 * (k_h * C.UNIT)
@@ -101,12 +106,14 @@ def forward_kernel(
     if C.DROPOUT:
         key_of_seed = tl.load(seed)
     if C.MASK != BAND:
-        at = table.to(tl.int64) * lines + line
+        at = table.to(tl.int64) * tl.cdiv(q_length, OWN) + tl.maximum(line, 0)
         tiles += at * capacity
         listed_full, listed_partial = tl.load(counts + at * 2), tl.load(counts + at * 2 + 1)
 
     # One step, but for a repair, which takes its lines in smaller pieces.
     flagged = tl.load(flags + tl.program_id(0)) if C.REPAIR else 1
+    if C.SPLIT > 0:
+        flagged *= line >= 0
     for own in tl.range(0, STEPS * flagged, num_stages=1):
         m0 = line * OWN + own * BM
         rows = m0 + tl.arange(0, BM)[:, None]
@@ -125,6 +132,7 @@ def forward_kernel(
             full, partial = listed_full, listed_partial
             begin, full_begin, full_stop = 0, 0, full
 
+        edges = edges_of(bounds, table, rows, q_length, C.MASK == ROWS, C.INTERVALS)
         q0 = load_tile(q, m0, q_l * C.UNIT, q_length, BM, 0, D0, C.D, True)
         if D1 > 0:
             q1 = load_tile(q, m0, q_l * C.UNIT, q_length, BM, D0, D1, C.D, True)
@@ -141,33 +149,38 @@ def forward_kernel(
                 count = partial
             else:
                 count = full + partial
-            for i in tl.range(0, count * PARTS, num_stages=1 if PHASE == 2 else C.STAGES):
+            start, count = part_of(first_tile, count, full if PHASE == 1 else 0, C)
+            for i in tl.range(start * PARTS, count * PARTS, num_stages=1 if PHASE == 2 else C.STAGES):
                 tile = visited(i // PARTS, begin, full_begin, full_stop, tiles, C.MASK, PHASE)
                 n0 = tile * TILE + i % PARTS * BN
                 keys = n0 + tl.arange(0, BN)[None, :]
-                s = product(
-                    q0, tl.trans(load_tile(k, n0, k_row, k_length, BN, 0, D0, C.D, PHASE > 0)), C.TF32, C.WIDE
-                )
+                k0 = load_tile(k, n0, k_row, k_length, BN, 0, D0, C.D, PHASE >= C.CLIP_FROM)
+                s = product(q0, tl.trans(k0), C.TF32, C.WIDE)
                 if D1 > 0:
-                    k1 = load_tile(k, n0, k_row, k_length, BN, D0, D1, C.D, PHASE > 0)
+                    k1 = load_tile(k, n0, k_row, k_length, BN, D0, D1, C.D, PHASE >= C.CLIP_FROM)
                     s = add_product(s, q1, tl.trans(k1), C.TF32, C.WIDE)
                 if not PLAIN:
+                    bias_tile = s
+                    if BIAS:
+                        bias_tile = load_bias(
+                            bias, bias_q, bias_k, rows, keys, q_length, k_length, C, PHASE >= C.CLIP_FROM
+                        )
                     s, _ = scored(
-                        s, rows, keys, scale, softcap, bias, bias_q, bias_k, slope, q_length, k_length,
-                        row_table, key_table, base, q_step, k_step, C, PHASE > 0,
+                        s, rows, keys, scale, softcap, bias_tile, slope, q_length, k_length, row_table,
+                        key_table, base, q_step, k_step, C,
                     )  # fmt: skip
                 seen = s
-                if PHASE == 3:
+                if PHASE == 3 and C.MASKED:
                     if i >= full:
                         inside = visible(
-                            rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index,
-                            BN, C.MASK, C.INTERVALS, C.STEPPED,
+                            rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index, edges,
+                            ROWS, BN, C.MASK, C.INTERVALS, C.STEPPED,
                         )  # fmt: skip
                         s = tl.where(inside, s, -float("inf"))
-                elif PHASE > 0:
+                elif PHASE == 1 or PHASE == 2:
                     seen = visible(
-                        rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index,
-                        BN, C.MASK, C.INTERVALS, C.STEPPED,
+                        rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index, edges,
+                        ROWS, BN, C.MASK, C.INTERVALS, C.STEPPED,
                     )  # fmt: skip
                     s = tl.where(seen, s, -float("inf"))
 
@@ -190,11 +203,11 @@ def forward_kernel(
                         q_origin, q_step, k_origin, k_step, key_of_seed, threshold, BN, C.TABLES, C.QUADS,
                     )  # fmt: skip
                     p = tl.where(keep, p, 0.0)
-                v0 = load_tile(v, n0, v_row, k_length, BN, 0, V0, C.DV, PHASE > 0)
+                v0 = load_tile(v, n0, v_row, k_length, BN, 0, V0, C.DV, PHASE >= C.CLIP_FROM)
                 acc0 = acc0 * alpha[:, None]
                 acc0 = add_chosen(acc0, p, seen, v0, dtype, False, C.TF32, C.WIDE, PHASE == 2)
                 if V1 > 0:
-                    v1 = load_tile(v, n0, v_row, k_length, BN, V0, V1, C.DV, PHASE > 0)
+                    v1 = load_tile(v, n0, v_row, k_length, BN, V0, V1, C.DV, PHASE >= C.CLIP_FROM)
                     acc1 = acc1 * alpha[:, None]
                     acc1 = add_chosen(acc1, p, seen, v1, dtype, False, C.TF32, C.WIDE, PHASE == 2)
 
@@ -205,6 +218,8 @@ def forward_kernel(
             m_i = m_i * scale
         if C.SINK:
             logit = tl.load(sink + h).to(tl.float32)
+            if C.SPLIT > 0:
+                logit = tl.where(first_tile == 0, logit, -float("inf"))
             top = tl.maximum(m_i, logit)
             top = tl.where(top == -float("inf"), 0.0, top)
             alpha = tl.exp2((m_i - top) * LOG2E)
@@ -216,22 +231,27 @@ def forward_kernel(
         alive = l_i != 0.0
         total = tl.where(alive, l_i, 1.0)
         lse_i = tl.where(alive, m_i + (tl.log2(total) - slip) * LN2, -float("inf"))
-        row = m0 + tl.arange(0, BM)
-        tl.store(lse + row.to(tl.int64) * l_l, lse_i, mask=row < q_length)
         weight = tl.where(alive, 1.0 / total, 0.0)
         if C.DROPOUT:
             weight *= keep_scale
-        o_row = o_l * C.OUT_UNIT
         acc0 *= weight[:, None]
-        store_tile(out, m0, o_row, q_length, acc0, BM, 0, V0, C.DV)
         if V1 > 0:
             acc1 *= weight[:, None]
-            store_tile(out, m0, o_row, q_length, acc1, BM, V0, V1, C.DV)
         if C.CAREFUL:
             broken = any_nan(acc0)
             if V1 > 0:
                 broken = tl.maximum(broken, any_nan(acc1))
             tl.store(flags + tl.program_id(0), broken)
+        acc1 = acc1 if V1 > 0 else 0
+        whole = q_length
+        if C.SPLIT > 0 and slot >= 0:
+            # One of several parts of a line, which `parts.join` puts together.
+            whole, at_part = 0, (pair.to(tl.int64) * slots + slot) * OWN
+            tl.store(part_lse + at_part + own * BM + tl.arange(0, BM), lse_i)
+            store_blocks(parts + at_part * C.DV, m0 - line * OWN, C.DV, OWN, acc0, acc1, BM, V0, V1, C.DV)
+        row = m0 + tl.arange(0, BM)
+        tl.store(lse + row.to(tl.int64) * l_l, lse_i, mask=row < whole)
+        store_blocks(out, m0, o_l * C.OUT_UNIT, whole, acc0, acc1, BM, V0, V1, C.DV)
 
 
 class _Made(NamedTuple):
@@ -239,6 +259,7 @@ class _Made(NamedTuple):
 
     launch: Launch
     programs: int
+    split: Split | None
     out_shape: tuple[int, ...]
     out_strides: tuple[int, ...]
     lse_strides: tuple[int, ...]
@@ -250,7 +271,8 @@ def _make(work: Work, _: str, heads_outside: Any) -> _Made:
     p, form = work.problem, work.form
     sizes, lists = needed("forward", p, kind_of(form)), None
     if form.kind != "band":
-        lists = lists_of(form, p.q_length, p.k_length, sizes.rows, sizes.keys, by_key=False)
+        lists = lists_of(form, p.q_length, p.k_length, sizes.rows, sizes.keys, by_key=False, may_split=True)
+    split = None if lists is None else lists.split
     B, H, L, Dv = p.batch, p.q_heads, p.q_length, p.v_head_dim
     out_unit = 8 if Dv % 8 == 0 else 1
     C = Variant(
@@ -258,10 +280,12 @@ def _make(work: Work, _: str, heads_outside: Any) -> _Made:
         BN=sizes.keys,
         STAGES=sizes.stages,
         LOOPS=sizes.loops,
+        EVEN=even(p, sizes),
+        SPLIT=0 if split is None else split.size,
         OUT_UNIT=out_unit,
         **traits(work),
     )
-    lines, pairs = -(-L // sizes.rows), B * H
+    lines, pairs = -(-L // sizes.rows) if lists is None else lists.programs, B * H
     # Rows with most work first: the last ones of a causal mask.
     reverse = form.kind == "band" and form.hi is not None
     h, n, d = max(H, 1), max(L, 1), max(Dv, 1)
@@ -271,9 +295,9 @@ def _make(work: Work, _: str, heads_outside: Any) -> _Made:
         *(stride // out_unit for stride in strides[:3]), *lse_strides,
         H, max(p.group, 1), pairs, L, p.k_length, lines, span_of(work), int(reverse),
     ]  # fmt: skip
-    launch = Launch(forward_kernel, C, sizes.warps)
+    launch = Launch(forward_kernel, C, sizes.warps, sizes.registers)
     mask = of_mask(form, lists)
-    return _Made(launch, lines * pairs, (B, H, L, Dv), strides, lse_strides, rest, mask)
+    return _Made(launch, lines * pairs, split, (B, H, L, Dv), strides, lse_strides, rest, mask)
 
 
 _kept = Kept(_make)
@@ -288,10 +312,15 @@ def forward(work: Work) -> tuple[Tensor, Tensor]:
     launch, device = made.launch, q.device
     out = torch.empty_strided(made.out_shape, made.out_strides, dtype=q.dtype, device=device)
     lse = torch.empty_strided(made.out_shape[:3], made.lse_strides, dtype=torch.float32, device=device)
+    split, own = made.split, launch.variant.BM
+    parts = room(split, work.problem.batch * work.problem.q_heads, own, work.problem.v_head_dim, q)
+    part_lse = None if parts is None else parts.new_empty(parts.shape[:3])
     arguments = [
-        q, k, v, out, lse, launch.flags(made.programs, device), *q_strides, *k_strides, *v_strides,
+        q, k, v, out, lse, launch.flags(made.programs, device), parts, part_lse, split.slots if split else 0,
+        *q_strides, *k_strides, *v_strides,
         *made.rest,
         *made.mask, *of_scores(work),
     ]  # fmt: skip
     launch(made.programs, arguments, device)
+    join(split, made.mask, parts, out, launch.variant.OUT_UNIT, part_lse, lse)
     return out, lse

@@ -48,8 +48,11 @@ class Kernel:
 class Launch:
     """A kernel in one variant, ready to run; its repair, where the variant flags broken results."""
 
-    def __init__(self, kernel: Kernel, variant: Variant, warps: int) -> None:
+    def __init__(self, kernel: Kernel, variant: Variant, warps: int, registers: int = 0) -> None:
         self.kernel, self.variant, self.warps = kernel, variant, warps
+        self._options: dict[str, Any] = {"num_stages": variant.STAGES, "enable_fp_fusion": True}
+        if registers and torch.version.hip is None:
+            self._options["maxnreg"] = registers
         self.repair: Launch | None = None
         if variant.CAREFUL:
             lines = REPAIR_LINES if max(variant.D, variant.DV) <= 256 else REPAIR_LINES_WIDE
@@ -99,23 +102,21 @@ class Launch:
             first_call_seconds.setdefault(name, time.perf_counter() - start)
             return
         hooks = knobs.runtime
-        if hooks.launch_enter_hook is not None:
+        if _listening(hooks.launch_enter_hook) or _listening(hooks.launch_exit_hook):
             # A profiler wants to be told about the launch.
             self._bound(programs, arguments)
             return
         run, function, metadata = ready
         stream = torch._C._cuda_getCurrentRawStream(index)
-        run(
-            programs, 1, 1, stream, function, metadata, None, None, hooks.launch_exit_hook, *arguments,
-            self.variant,
-        )  # fmt: skip
+        run(programs, 1, 1, stream, function, metadata, None, None, None, *arguments, self.variant)
 
     def _bound(self, programs: int, arguments: list[Any]) -> Any:
         """Launch through Triton's own binding of arguments, which compiles; the compiled kernel."""
         return self.kernel.jitted[(programs,)](
-            *arguments,
-            self.variant,
-            num_warps=self.warps,
-            num_stages=self.variant.STAGES,
-            enable_fp_fusion=True,
+            *arguments, self.variant, num_warps=self.warps, **self._options
         )
+
+
+def _listening(hook: Any) -> bool:
+    """Whether somebody is told by a hook of Triton's, which is a chain of functions since release 3.5."""
+    return hook is not None and bool(getattr(hook, "calls", True))

@@ -20,6 +20,7 @@ from tilefold.cost.steps import Bias, Declaration, Step
 from tilefold.masks.band import Band
 from tilefold.problem import Problem
 
+from .bias import chunk_of
 from .rates import Rate, rate_of
 from .sizes import Sizes, kind_of, names_of, needed, sizes_of
 from .variant import split
@@ -27,8 +28,6 @@ from .visits import states_of, visits_of
 
 #: Visits of full tiles that one of a partial tile costs.
 _PARTIAL = 1.15
-#: Visits of full tiles that it costs to find out that nothing of a tile is seen.
-_UNSEEN = 0.2
 #: Elementwise instructions per score of each option, counted in the kernels' code.
 _INSTRUCTIONS = {"softcap": 30, "alibi": 5, "bias": 8, "dropout": 50}
 #: Of dropout where positions are not those of neighbours, and no two keys share a counter.
@@ -263,7 +262,7 @@ class _Pass:
     def kernel(self, name: str, writes_bias: bool = False) -> None:
         """One of the kernels whose programs own a line of tiles."""
         p, kernel, sizes = self.p, _KERNELS[name], self.sizes(name)
-        found = visits_of(p, self.form, sizes, kernel.by_key)
+        found = visits_of(p, self.form, sizes, kernel.by_key).in_parts(self.form)
         lines, tables = found.full.shape
         pairs = p.batch * (p.k_heads if kernel.by_key else p.q_heads)
         if lines * pairs == 0:
@@ -290,7 +289,7 @@ class _Pass:
         self._add(name, sizes, rate, costs, pairs, elements, sum(slow.values()), 2 if self.careful else 1)
 
     def shared_bias(self) -> None:
-        """`bias.bias_gradient`: a program per tile of the gradient, which visits whoever shares it."""
+        """`bias.bias_gradient`: a program has some tiles of the gradient, and visits whoever shares them."""
         p, bias, sizes, kernel = self.p, self.bias, self.sizes("bias"), _KERNELS["bias"]
         assert bias is not None
         self.heap.hold("dbias", bias.elements * bias.dtype.itemsize)
@@ -309,13 +308,18 @@ class _Pass:
             traffic[x] = self.each[x] * visited * (sizes.keys if x in ("k", "v") else sizes.rows)
         slow = {x: min(size, float(self.bytes_of(x))) for x, size in traffic.items()}
         self._read_bias(traffic, slow, sizes, elements)
-        traffic["dbias"] = slow["dbias"] = float(bias.elements * bias.dtype.itemsize)
+        # Zeros first where tiles that nobody sees are not visited.
+        stored = bias.elements * bias.dtype.itemsize * (2.0 if self.careful else 1.0)
+        traffic["dbias"] = slow["dbias"] = stored
         traffic["mask"] = slow["mask"] = self._mask_bytes(sizes, 0.0, visited)
         self._move(traffic)
         rate = rate_of(self.names("bias"), p, sizes)
-        everyone = p.batch * p.q_heads / (b * h)
-        costs = (1 - _UNSEEN) * count + _UNSEEN * everyone + rate.fixed
-        self._add("bias", sizes, rate, costs.reshape(-1, 1), round(owners), elements, sum(slow.values()), 1)
+        chunk = chunk_of(p.batch * p.q_heads // (b * h), count.shape[-1])
+        costs = (
+            torch.nn.functional.pad(count, (0, -count.shape[-1] % chunk)).unflatten(-1, (-1, chunk)).sum(-1)
+        )
+        costs = costs.reshape(-1, 1) + rate.fixed
+        self._add("bias", sizes, rate, costs, round(owners), elements, sum(slow.values()), 1)
 
     def _add(
         self,

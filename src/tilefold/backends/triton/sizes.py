@@ -16,8 +16,9 @@ HEADS = (64, 128, 256, 576)
 
 
 class Sizes(NamedTuple):
-    """Of one kernel: rows and keys of a tile, warps of a program, depth of the software pipeline, and loops
-    over the tiles (see `Variant.LOOPS`).
+    """Of one kernel: rows and keys of a tile, warps of a program, depth of the software pipeline, loops over
+    the tiles (see `Variant.LOOPS`), and the most registers of a thread, so that more programs fit a core; 0
+    leaves them to the compiler.
     """
 
     rows: int
@@ -25,6 +26,7 @@ class Sizes(NamedTuple):
     warps: int
     stages: int
     loops: int = 2
+    registers: int = 0
 
 
 def names_of(kernel: str, problem: Problem, kind: str) -> list[str]:
@@ -64,3 +66,8 @@ def kind_of(form: Any) -> str:
     """The kind of a lowered mask as far as it bears on sizes."""
     bounded = form.kind == "band" and form.lo is not None and form.hi is not None
     return "short" if bounded else form.kind
+
+
+def even(problem: Problem, sizes: Sizes) -> bool:
+    """Whether both lengths are multiples of the tile's."""
+    return problem.q_length % sizes.rows == 0 and problem.k_length % sizes.keys == 0

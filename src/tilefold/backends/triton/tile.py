@@ -85,6 +85,17 @@ def store_tile(
 
 
 @triton.jit
+def store_blocks(
+    base, start, stride, limit, first, second, N: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    """Write a tile that is one block of W0 columns, or two, the second one of W1."""
+    store_tile(base, start, stride, limit, first, N, 0, W0, SIZE)
+    if W1 > 0:
+        store_tile(base, start, stride, limit, second, N, W0, W1, SIZE)
+
+
+@triton.jit
 def product(a, b, TF32: tl.constexpr, WIDE: tl.constexpr):
     """`a @ b` in float32."""
     if WIDE:
@@ -232,15 +243,69 @@ def place(pid, lines, pairs, span, reverse):
     return line, section * span + inner % width
 
 
+@triton.jit
+def item(order, table, lines, place, C: tl.constexpr):
+    """What the program at a place of a table's order works on: the line, the first of the line's tiles, and
+    where its result goes if it is one of several parts of the line, else -1. The line is -1 if there is
+    nothing to do.
+    """
+    if C.MASK == BAND:
+        return place, 0, -1
+    else:
+        at = table.to(tl.int64) * lines + place
+        if C.SPLIT > 0:
+            return tl.load(order + at * 3), tl.load(order + at * 3 + 1), tl.load(order + at * 3 + 2)
+        else:
+            return tl.load(order + at), 0, -1
+
+
+@triton.jit
+def part_of(first, count, before, C: tl.constexpr):
+    """The range of a phase's tiles that belongs to a part of a line which starts at the `first` tile.
+    `before`: tiles of earlier phases.
+    """
+    if C.SPLIT > 0:
+        return tl.maximum(first - before, 0), tl.minimum(count, first + C.SPLIT - before)
+    else:
+        return 0, count
+
+
 # The mask of a tile.
 
 
 @triton.jit
-def in_intervals(table, at, x, INTERVALS: tl.constexpr):
-    """Whether `x` lies in one of the half-open intervals at `table + at`."""
-    hit = (x >= tl.load(table + at)) & (x < tl.load(table + at + 1))
+def edges_of(bounds, table, at, length, WANTED: tl.constexpr, INTERVALS: tl.constexpr):
+    """The intervals `(start, end, start, end)` of the lines `at` in a table of ROWS or COLS, the second one
+    empty if there is one only; four times `at` if they are not wanted.
+    """
+    if WANTED:
+        # As one matrix, whose rows are read whole by neighbouring threads: as vectors, each thread would read
+        # the bounds of all elements that it holds by itself.
+        line = table.to(tl.int64) * length + tl.minimum(tl.reshape(at, (at.numel,)), length - 1)
+        places = bounds + line[:, None] * (2 * INTERVALS) + tl.arange(0, 2 * INTERVALS)[None, :]
+        found = tl.load(places)
+        if INTERVALS > 1:
+            starts, ends = tl.split(tl.reshape(found, (at.numel, INTERVALS, 2)))
+            start, second_start = tl.split(starts)
+            end, second_end = tl.split(ends)
+            return (
+                tl.reshape(start, at.shape), tl.reshape(end, at.shape), tl.reshape(second_start, at.shape),
+                tl.reshape(second_end, at.shape),
+            )  # fmt: skip
+        else:
+            start, end = tl.split(found)
+            start, end = tl.reshape(start, at.shape), tl.reshape(end, at.shape)
+            return start, end, end, end
+    else:
+        return at, at, at, at
+
+
+@triton.jit
+def in_edges(edges, x, INTERVALS: tl.constexpr):
+    """Whether `x` lies in one of the half-open intervals."""
+    hit = (x >= edges[0]) & (x < edges[1])
     if INTERVALS > 1:
-        hit = hit | ((x >= tl.load(table + at + 2)) & (x < tl.load(table + at + 3)))
+        hit = hit | ((x >= edges[2]) & (x < edges[3]))
     return hit
 
 
@@ -264,6 +329,8 @@ def visible(
     table,
     bounds,
     index,
+    edges,
+    HELD: tl.constexpr,
     BN: tl.constexpr,
     MASK: tl.constexpr,
     INTERVALS: tl.constexpr,
@@ -272,7 +339,8 @@ def visible(
     """Which elements of a tile are visible.
 
     `k0` is the tile's first key, `table` the table's number. `bounds` are those of ROWS and COLS, or the
-    words of BITS, whose `index` has -1 for an empty granule and -2 for a full one.
+    words of BITS, whose `index` has -1 for an empty granule and -2 for a full one. `edges` are those of the
+    tile's lines if MASK is HELD; else they are loaded here.
     """
     if MASK == BAND:
         offset = keys - rows - (k_length - q_length)
@@ -282,11 +350,15 @@ def visible(
             seen = seen & (offset % step == 0)
         return seen
     elif MASK == ROWS:
-        line = table.to(tl.int64) * q_length + tl.minimum(rows, q_length - 1)
-        return in_intervals(bounds, line * (2 * INTERVALS), keys, INTERVALS)
+        if HELD == ROWS:
+            return in_edges(edges, keys, INTERVALS)
+        else:
+            return in_edges(edges_of(bounds, table, rows, q_length, True, INTERVALS), keys, INTERVALS)
     elif MASK == COLS:
-        line = table.to(tl.int64) * k_length + tl.minimum(keys, k_length - 1)
-        hidden = in_intervals(bounds, line * (2 * INTERVALS), rows, INTERVALS)
+        if HELD == COLS:
+            hidden = in_edges(edges, rows, INTERVALS)
+        else:
+            hidden = in_edges(edges_of(bounds, table, keys, k_length, True, INTERVALS), rows, INTERVALS)
         return (hidden == 0) & (keys < k_length) & (rows < q_length)
     else:
         rows = tl.minimum(rows, q_length - 1)
@@ -353,36 +425,44 @@ def slope_of(slopes, slope_b, slope_h, b, h, rows, q_length, row_table, batch_or
 
 @triton.jit
 def load_bias(
-    bias,
-    bias_q,
-    bias_k,
-    rows,
-    keys,
-    q_length,
-    k_length,
-    UNIT: tl.constexpr,
-    DENSE: tl.constexpr,
-    CLIP: tl.constexpr,
-):
-    """The bias of a tile in float32. DENSE: neighbouring keys are neighbours in memory; without CLIP all keys
-    exist. Rows that do not exist read the last one.
+    bias, bias_q, bias_k, rows, keys, q_length, k_length, C: tl.constexpr, CLIP: tl.constexpr
+):  # fmt: skip
+    """The bias of a tile in its dtype; without CLIP all keys exist. Rows that do not exist read the last
+    one.
     """
     if rows.shape[0] == 1:
         # Read along the keys, which are neighbours in memory, also for a transposed tile.
-        across = load_bias(
-            bias, bias_q, bias_k, tl.trans(rows), tl.trans(keys), q_length, k_length, UNIT, DENSE, CLIP
+        return tl.trans(
+            load_bias(bias, bias_q, bias_k, tl.trans(rows), tl.trans(keys), q_length, k_length, C, CLIP)
         )
-        return tl.trans(across)
     else:
-        line = bias + tl.minimum(rows, q_length - 1).to(tl.int64) * (bias_q * UNIT)
-        at = line + (keys if DENSE else keys.to(tl.int64) * bias_k)
+        line = bias + tl.minimum(rows, q_length - 1).to(tl.int64) * (bias_q * C.BIAS_UNIT)
+        at = line + (keys if C.BIAS_DENSE else keys.to(tl.int64) * bias_k)
         if CLIP:
             inside = tl.broadcast_to(keys < k_length, at.shape)
-            if UNIT == 8:
+            if C.BIAS_UNIT == 8:
                 inside = tl.max_constancy(inside, [1, 8])
-            return tl.load(at, mask=inside, other=0.0).to(tl.float32)
+            return tl.load(at, mask=inside, other=0.0)
         else:
-            return tl.load(at).to(tl.float32)
+            return tl.load(at)
+
+
+@triton.jit
+def store_scores(base, line, n0, values, rows, keys, q_length, k_length, C: tl.constexpr):
+    """Write what of a tile of scores lies inside a dense matrix whose rows have `k_length` elements, the
+    tile's first one being the `line`-th of all.
+    """
+    # Told that lines start at multiples of 16 bytes, the compiler writes as many at once.
+    length = k_length // C.BIAS_UNIT * C.BIAS_UNIT if C.BIAS_UNIT > 1 else k_length
+    steps = tl.arange(0, values.shape[0])[:, None].to(tl.int64) * length
+    at = base + line * length + n0 + steps + tl.arange(0, values.shape[1])[None, :]
+    if C.EVEN:
+        tl.store(at, values.to(base.dtype.element_ty))
+    else:
+        inside = (rows < q_length) & (keys < k_length)
+        if C.BIAS_UNIT == 8:
+            inside = tl.max_constancy(inside, [1, 8])
+        tl.store(at, values.to(base.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -470,11 +550,12 @@ def lse_of(lse, start, stride, length, N: tl.constexpr, CLIP: tl.constexpr):
 
 @triton.jit
 def scored(
-    raw, rows, keys, scale, softcap, bias, bias_q, bias_k, slope, q_length, k_length, row_table, key_table,
-    base,
-    q_step, k_step, C: tl.constexpr, CLIP: tl.constexpr,
+    raw, rows, keys, scale, softcap, bias, slope, q_length, k_length, row_table, key_table, base, q_step,
+    k_step, C: tl.constexpr,
 ):  # fmt: skip
-    """The score before the mask, in natural units, and the derivative of the soft cap."""
+    """The score before the mask, in natural units, and the derivative of the soft cap. `bias` is the
+    tile's, if there is one.
+    """
     s = raw * scale
     derivative = s
     if C.SOFTCAP:
@@ -484,5 +565,5 @@ def scored(
         away = distance(rows, keys, q_length, k_length, row_table, key_table, base, q_step, k_step, C.TABLES)
         s -= slope * away.to(tl.float32)
     if C.BIAS:
-        s += load_bias(bias, bias_q, bias_k, rows, keys, q_length, k_length, C.BIAS_UNIT, C.BIAS_DENSE, CLIP)
+        s += bias.to(tl.float32)
     return s, derivative

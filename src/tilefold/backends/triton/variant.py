@@ -59,6 +59,10 @@ class Variant:
         STAGES: depth of the software pipeline.
         LOOPS: 2 for a loop over full tiles and one over partial ones, 1 for one over both with the mask under
             a branch, which fills its pipeline once.
+        EVEN: both lengths are multiples of the tile's: no tile lies over an edge.
+        SHARED: all batch elements and heads have the same table (known where it matters).
+        SPLIT: tiles in a part of a long line (see `lists.Split`); 0 if no line is cut.
+        WEIGHTED: parts are joined by weights of the softmax.
     """
 
     D: int
@@ -94,6 +98,20 @@ class Variant:
     WIDE: bool = False
     STAGES: int = 2
     LOOPS: int = 2
+    EVEN: bool = False
+    SHARED: bool = False
+    SPLIT: int = 0
+    WEIGHTED: bool = False
+
+    @property
+    def CLIP_FROM(self) -> int:  # noqa: N802 - the kernels read it beside their other constants
+        """The first phase of a kernel (see `tile.visited`) whose tiles may lie over an edge."""
+        return 4 if self.EVEN else 1
+
+    @property
+    def MASKED(self) -> bool:  # noqa: N802 - as above
+        """Whether there are partial tiles."""
+        return self.CAREFUL or not self.EVEN
 
     @property
     def D0(self) -> int:  # noqa: N802 - the kernels read them beside their other constants

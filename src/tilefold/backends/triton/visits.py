@@ -13,6 +13,7 @@ from tilefold.masks.band import Band
 from tilefold.problem import Problem
 
 from .arguments import FAR
+from .lists import part_size
 from .sizes import Sizes
 
 
@@ -30,6 +31,20 @@ class Visits:
     partial: Tensor
     reads: Tensor
     elements: Tensor
+
+    def in_parts(self, form: Any) -> Visits:
+        """With long lines as the programs that share them (`lists.Split`), where all tables are one."""
+        counts = self.full + self.partial
+        size = part_size(counts.t()) if form.kind == "bits" and counts.shape[1] == 1 else 0
+        if size == 0:
+            return self
+        parts = (counts / size).ceil().clamp(min=1).long()[:, 0]
+        line = torch.arange(len(parts), device="cpu").repeat_interleave(parts)
+        part = torch.arange(len(line), device="cpu") - (parts.cumsum(0) - parts).repeat_interleave(parts)
+        work = (counts[line, 0] - part * size).clamp(max=size)
+        order = work.argsort(descending=True, stable=True)
+        share = (work / counts[line, 0].clamp(min=1))[order, None]
+        return Visits(*(x[line][order] * share for x in (self.full, self.partial, self.reads, self.elements)))
 
 
 def visits_of(p: Problem, form: Any, sizes: Sizes, by_key: bool) -> Visits:
