@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 from tilefold import explain, masks
 from tilefold.backends.triton import predict
 from tilefold.backends.triton.lists import lists_of
-from tilefold.backends.triton.sizes import Sizes
+from tilefold.backends.triton.sizes import Sizes, kind_of, needed
 from tilefold.backends.triton.visits import visits_of
 from tilefold.cost import tiles
 from tilefold.cost.estimate import Estimate
@@ -38,9 +38,9 @@ FULL, CAUSAL = masks.full(), masks.causal()
 #: Milliseconds on an H200 by head size and kernel, full and causal: bfloat16, batch 2, 8192 rows and keys,
 #: 2048 channels.
 MEASURED = {
-    64: {"forward": (2.52, 1.36), "delta": (0.04, 0.04), "keys": (5.44, 2.85), "queries": (2.92, 1.60)},
-    128: {"forward": (2.24, 1.16), "keys": (5.10, 2.61), "queries": (2.69, 1.29)},
-    256: {"forward": (2.15, 1.19), "dk": (4.32, 2.16), "dv": (2.30, 1.36), "queries": (3.68, 1.93)},
+    64: {"forward": (2.65, 1.33), "delta": (0.04, 0.04), "keys": (5.13, 2.82), "queries": (2.61, 1.43)},
+    128: {"forward": (2.13, 1.14), "keys": (5.12, 2.61), "queries": (2.75, 1.36)},
+    256: {"forward": (2.18, 1.09), "dk": (4.34, 2.04), "dv": (2.40, 1.21), "queries": (3.68, 1.86)},
 }
 
 
@@ -136,8 +136,8 @@ def test_one_long_row_outlasts_everybody_else() -> None:
     assert grid is not None
     assert grid.makespan(H200.cores, H200.cache_bytes) == float(grid.costs.max()) > 0.9 * p.k_length / 64
     alone, many = seconds(p, sparse), seconds(dataclasses.replace(p, q_heads=8, k_heads=8), sparse)
-    # Eight times the work.
-    assert alone < many < 1.2 * alone
+    # Eight times the work, and the last head's long line starts when seven eighths of it are done.
+    assert alone < many < 1.3 * alone
     assert seconds(p, masks.window(64, 64)) < alone / 10
 
 
@@ -342,8 +342,10 @@ def test_work_is_that_of_the_visited_elements(mask: masks.Mask) -> None:
     if form == Band(0, -1):
         return
     plain = Band(form.lo, form.hi) if isinstance(form, Band) else form
-    states = tiles.states(plain, 200, 230, 128, 64)
-    area = tiles.sides(200, 128)[:, None] * tiles.sides(230, 64)
+    with tuned.assuming("sm90"):
+        sizes = needed("forward", p, kind_of(form))
+    states = tiles.states(plain, 200, 230, sizes.rows, sizes.keys)
+    area = tiles.sides(200, sizes.rows)[:, None] * tiles.sides(230, sizes.keys)
     elements = float(((states != tiles.EMPTY) * area).sum()) * 8 / states.shape[:2].numel()
     assert declared(p, mask).flops == 4 * 16 * elements
 

@@ -223,8 +223,8 @@ def bias_gradient(work: Work, dout: Tensor, lse: Tensor, delta: Tensor) -> Tenso
     assert bias is not None
     made: _Made = _kept.get(work)
     b, h, _, _ = (1,) * (4 - bias.dim()) + tuple(bias.shape)
-    # Tiles that nobody sees are not visited.
-    full = isinstance(work.form, Band) and work.form.is_full
+    # Tiles that nobody sees are not visited, nor is anything where nobody is.
+    full = isinstance(work.form, Band) and work.form.is_full and p.batch * p.q_heads > 0
     dbias = (torch.empty if full else torch.zeros)(
         (b, h, p.q_length, p.k_length), dtype=bias.dtype, device=bias.device
     )

@@ -16,7 +16,7 @@ from tilefold.planning.backend import Work
 
 from .arguments import Kept, in_units
 from .kernel import Kernel, Launch
-from .tile import LOG2E, load_tile
+from .tile import LOG2E, add_product, load_tile, product
 from .variant import Variant
 
 
@@ -34,6 +34,7 @@ def delta_kernel(
     Grid: `lines * B * Hq`.
     """
     BM: tl.constexpr = C.BM
+    EXACT: tl.constexpr = C.UNIT == 4
     line, pair = tl.program_id(0) % lines, tl.program_id(0) // lines
     b, h = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
     m0 = line * BM
@@ -43,11 +44,19 @@ def delta_kernel(
     dout += b * (g_b * C.UNIT) + h * (g_h * C.UNIT)
     o0 = load_tile(out, m0, o_l * C.UNIT, q_length, BM, 0, C.V0, C.DV, True).to(tl.float32)
     g0 = load_tile(dout, m0, g_l * C.UNIT, q_length, BM, 0, C.V0, C.DV, True).to(tl.float32)
+    if EXACT:
+        pairs = product(g0, tl.trans(o0), C.TF32, False)
     total = tl.sum(o0 * g0, 1)
     if C.V1 > 0:
         o1 = load_tile(out, m0, o_l * C.UNIT, q_length, BM, C.V0, C.V1, C.DV, True).to(tl.float32)
         g1 = load_tile(dout, m0, g_l * C.UNIT, q_length, BM, C.V0, C.V1, C.DV, True).to(tl.float32)
         total += tl.sum(o1 * g1, 1)
+        if EXACT:
+            pairs = add_product(pairs, g1, tl.trans(o1), C.TF32, False)
+    if EXACT:
+        # Summed in the order of `dout @ v^T`, so that a row which sees one key only has exactly no gradient.
+        own = tl.arange(0, BM)
+        total = tl.sum(tl.where(own[:, None] == own[None, :], pairs, 0.0), 1)
     lse_i = tl.load(lse + b * l_b + h * l_h + row * l_l, mask=inside, other=-float("inf"))
     if C.LSE_GRADIENT:
         total -= tl.load(dlse + b * e_b + h * e_h + row * e_l, mask=inside, other=0.0).to(tl.float32)
