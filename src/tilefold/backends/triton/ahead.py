@@ -19,7 +19,9 @@ from .kernel import UNALIGNED, Kernel
 
 #: Pointers whose dtype is not that of q, k and v.
 _POINTERS = {
-    **dict.fromkeys(("lse", "delta", "dlse", "slope_sums", "bias_sums", "key_sums", "sink_sums"), "*fp32"),
+    **dict.fromkeys(
+        ("lse", "logs", "delta", "dlse", "slope_sums", "bias_sums", "key_sums", "sink_sums"), "*fp32"
+    ),
     **dict.fromkeys(("tiles", "counts", "order", "bounds", "index", "row_table", "key_table"), "*i32"),
     **dict.fromkeys(("parts", "part_lse", "dk_parts", "dv_parts"), "*fp32"),
     **dict.fromkeys(("flags", "joins"), "*i32"),

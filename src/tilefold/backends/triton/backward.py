@@ -44,7 +44,6 @@ from .tile import (
     kept,
     load_bias,
     load_tile,
-    lse_of,
     part_of,
     place,
     product,
@@ -65,10 +64,9 @@ _PER_SCORE = tl.constexpr(PER_SCORE)
 
 @Kernel
 def keys_kernel(
-    q, k, v, dout, lse, delta, dk, dv, key_sums, flags, dk_parts, dv_parts, slots: tl.int32,
+    q, k, v, dout, logs, delta, dk, dv, key_sums, flags, dk_parts, dv_parts, slots: tl.int32,
     q_b: tl.int64, q_h: tl.int64, q_l: tl.int32, k_b: tl.int64, k_h: tl.int64, k_l: tl.int32,
     v_b: tl.int64, v_h: tl.int64, v_l: tl.int32, g_b: tl.int64, g_h: tl.int64, g_l: tl.int32,
-    l_b: tl.int64, l_h: tl.int64, l_l: tl.int64,
     dk_b: tl.int64, dk_h: tl.int64, dk_l: tl.int32, dv_b: tl.int64, dv_h: tl.int64, dv_l: tl.int32,
     heads: tl.int32, group: tl.int32, pairs: tl.int32, q_length: tl.int32, k_length: tl.int32,
     lines: tl.int32, span: tl.int32, reverse: tl.int32,
@@ -169,8 +167,6 @@ def keys_kernel(
                 edges = edges_of(bounds, table, keys, k_length, C.MASK == COLS, C.INTERVALS)
                 q_at = q + b64 * (q_b * C.UNIT) + h64 * (q_h * C.UNIT)
                 g_at = dout + b64 * (g_b * C.UNIT) + h64 * (g_h * C.UNIT)
-                lse_at = lse + b64 * l_b + h64 * l_h
-                delta_at = delta + (b64 * heads + h64) * q_length
                 bias_at = bias
                 if C.BIAS:
                     bias_at = bias + b64 * (bias_b * C.BIAS_UNIT) + h64 * (bias_h * C.BIAS_UNIT)
@@ -186,9 +182,11 @@ def keys_kernel(
                     if D1 > 0:
                         q1 = load_tile(q_at, m0, q_row, q_length, BM, D0, D1, C.D, PHASE >= C.CLIP_FROM)
                         raw = add_product(raw, k1, tl.trans(q1), C.TF32, C.WIDE)
-                    lse_i = lse_of(lse_at, m0, l_l, q_length, BM, PHASE >= C.CLIP_FROM)
+                    logs_i = row_values(
+                        logs, b, h, heads, m0, q_length, BM, float("inf"), PHASE >= C.CLIP_FROM, C.EVEN
+                    )[None, :]
                     if PLAIN:
-                        p = tl.exp2(raw * factor - (lse_i * LOG2E)[None, :])
+                        p = tl.exp2(raw * factor - logs_i)
                     else:
                         slope = 0.0
                         if C.ALIBI:
@@ -213,7 +211,7 @@ def keys_kernel(
                             raw, rows, keys, scale, softcap, bias_tile, slope, q_length, k_length, row_table,
                             key_table, base, q_step, k_step, C,
                         )  # fmt: skip
-                        p = tl.exp2((s - lse_i[None, :]) * LOG2E)
+                        p = tl.exp2((s - logs_i) * LOG2E)
                     seen = p
                     if PHASE == 3 and C.MASKED:
                         if i >= full:
@@ -249,8 +247,10 @@ def keys_kernel(
                             dp = add_product(dp, v1, tl.trans(g1), C.TF32, C.WIDE)
                         if C.DROPOUT:
                             dp = tl.where(keep, dp * keep_scale, 0.0)
-                        delta_i = row_values(delta_at, m0, q_length, BM, 0.0, PHASE >= C.CLIP_FROM)
-                        ds = p * (dp - delta_i[None, :])
+                        delta_i = row_values(
+                            delta, b, h, heads, m0, q_length, BM, 0.0, PHASE >= C.CLIP_FROM, C.EVEN
+                        )[None, :]
+                        ds = p * (dp - delta_i)
                         # A NaN behind the mask survives a zero in p; sums are not repaired, dk is.
                         if C.BIAS_GRADIENT == _PER_KEY:
                             key_sum += tl.sum(tl.where(p == 0.0, 0.0, ds), 1)
@@ -300,10 +300,10 @@ def keys_kernel(
 
 @Kernel
 def queries_kernel(
-    q, k, v, dout, lse, delta, dq, slope_sums, bias_sums, dbias, flags, parts, slots: tl.int32,
+    q, k, v, dout, logs, delta, dq, slope_sums, bias_sums, dbias, flags, parts, slots: tl.int32,
     q_b: tl.int64, q_h: tl.int64, q_l: tl.int32, k_b: tl.int64, k_h: tl.int64, k_l: tl.int32,
     v_b: tl.int64, v_h: tl.int64, v_l: tl.int32, g_b: tl.int64, g_h: tl.int64, g_l: tl.int32,
-    l_b: tl.int64, l_h: tl.int64, l_l: tl.int64, dq_b: tl.int64, dq_h: tl.int64, dq_l: tl.int32,
+    dq_b: tl.int64, dq_h: tl.int64, dq_l: tl.int32,
     heads: tl.int32, group: tl.int32, pairs: tl.int32, q_length: tl.int32, k_length: tl.int32,
     lines: tl.int32, span: tl.int32, reverse: tl.int32,
     lo: tl.int32, hi: tl.int32, step: tl.int32,
@@ -387,9 +387,8 @@ def queries_kernel(
             dq1 = tl.zeros([BM, D1], tl.float32)
         if V1 > 0:
             g1 = load_tile(dout, m0, g_l * C.UNIT, q_length, BM, V0, V1, C.DV, True)
-        lse_i = lse_of(lse + b64 * l_b + h64 * l_h, m0, l_l, q_length, BM, True)[:, None]
-        delta_i = row_values(delta + pair.to(tl.int64) * q_length, m0, q_length, BM, 0.0, True)[:, None]
-        lse_2 = lse_i * LOG2E
+        logs_i = row_values(logs, b, h, heads, m0, q_length, BM, float("inf"), True, C.EVEN)[:, None]
+        delta_i = row_values(delta, b, h, heads, m0, q_length, BM, 0.0, True, C.EVEN)[:, None]
         if C.SLOPE_GRADIENT:
             slope_sum = tl.zeros([BM], tl.float32)
         if C.BIAS_GRADIENT == _PER_ROW:
@@ -418,7 +417,7 @@ def queries_kernel(
                     v1 = load_tile(v, n0, v_row, k_length, BN, V0, V1, C.DV, PHASE >= C.CLIP_FROM)
                     dp = add_product(dp, g1, tl.trans(v1), C.TF32, C.WIDE)
                 if PLAIN:
-                    p = tl.exp2(raw * factor - lse_2)
+                    p = tl.exp2(raw * factor - logs_i)
                 else:
                     bias_tile = raw
                     if C.BIAS:
@@ -429,7 +428,7 @@ def queries_kernel(
                         raw, rows, keys, scale, softcap, bias_tile, slope, q_length, k_length, row_table,
                         key_table, base, q_step, k_step, C,
                     )  # fmt: skip
-                    p = tl.exp2((s - lse_i) * LOG2E)
+                    p = tl.exp2((s - logs_i) * LOG2E)
                 if C.DROPOUT:
                     keep = kept(
                         rows, keys, n0, b + batch_origin, h + head_origin, q_length, k_length, row_table,
@@ -510,9 +509,9 @@ def backward(
     ]
     way = way_of(scores.bias, p) if wanted[0] else 0
     dout, out, lse = dout.to(work.q.dtype), out.to(work.q.dtype), lse.to(torch.float32)
-    call = _Call(work, dense_rows(dout), lse)
+    call = _Call(work, dense_rows(dout))
     shared = call.work.scores
-    sink = delta.fill(call.deltas, call.work, call.dout, dense_rows(out), lse, dlse, wanted[1])
+    sink = delta.fill(call.deltas, call.logs, call.work, call.dout, dense_rows(out), lse, dlse, wanted[1])
     dq = dk = dv = dbias = dslopes = None
     if needs[0] or wanted[2] or way in (PER_ROW, PER_SCORE):
         dq, dbias, dslopes = call.queries(way, wanted[2])
@@ -520,7 +519,7 @@ def backward(
         dk, dv, sums = call.keys(way, needs[1] or way == PER_KEY, needs[2])
         dbias = sums if way == PER_KEY else dbias
     if wanted[0] and way == 0:
-        dbias = bias_gradient(call.work, call.dout, lse, call.deltas)
+        dbias = bias_gradient(call.work, call.dout, call.logs, call.deltas)
     elif dbias is not None and shared.bias is not None:
         dbias = dbias.sum_to_size((1,) * (4 - shared.bias.dim()) + tuple(shared.bias.shape))
         dbias = dbias.reshape(shared.bias.shape).to(shared.bias.dtype)
@@ -585,17 +584,18 @@ def _out_unit(p: Problem) -> int:
 class _Call:
     """One backward pass: its tensors, and a method per kernel."""
 
-    def __init__(self, work: Work, dout: Tensor, lse: Tensor) -> None:
+    def __init__(self, work: Work, dout: Tensor) -> None:
         q, *q_strides = rows_of(work.q)
         k, *k_strides = rows_of(work.k)
         v, *v_strides = rows_of(work.v)
         self.work = Work(work.problem, q, k, v, work.form, work.scores, work.tables)
-        self.dout, self.lse = dout, lse
+        self.dout = dout
         p = work.problem
         unit = 16 // q.element_size()
-        self.inputs = [*q_strides, *k_strides, *v_strides, *in_units(dout, unit), *lse.stride()]
+        self.inputs = [*q_strides, *k_strides, *v_strides, *in_units(dout, unit)]
         self.scores = of_scores(self.work)
         self.deltas = torch.empty((p.batch, p.q_heads, p.q_length), dtype=torch.float32, device=q.device)
+        self.logs = torch.empty_like(self.deltas)
 
     def keys(
         self, way: int, want_k: bool, want_v: bool
@@ -629,7 +629,7 @@ class _Call:
             None if x is None else room(split, p.batch * p.k_heads, own, x.shape[-1], w.q) for x in (dk, dv)
         )
         arguments = [
-            w.q, w.k, w.v, self.dout, self.lse, self.deltas, dk, dv, sums,
+            w.q, w.k, w.v, self.dout, self.logs, self.deltas, dk, dv, sums,
             made.launch.flags(made.programs, w.q.device), dk_parts, dv_parts, split.slots if split else 0,
             *self.inputs,
             *((0, 0, 0) if dk is None else in_units(dk, unit)),
@@ -657,7 +657,7 @@ class _Call:
         split, own = made.split, made.launch.variant.BM
         parts = room(split, p.batch * p.q_heads, own, p.head_dim, w.q)
         arguments = [
-            w.q, w.k, w.v, self.dout, self.lse, self.deltas, dq, slope_sums, bias_sums, dbias,
+            w.q, w.k, w.v, self.dout, self.logs, self.deltas, dq, slope_sums, bias_sums, dbias,
             made.launch.flags(made.programs, w.q.device), parts, split.slots if split else 0, *self.inputs,
             *in_units(dq, _out_unit(p)),
             *made.shape,

@@ -33,7 +33,6 @@ from .tile import (
     kept,
     load_bias,
     load_tile,
-    lse_of,
     product,
     row_values,
     scored,
@@ -61,10 +60,9 @@ def way_of(bias: Tensor | None, problem: Problem) -> int:
 
 @Kernel
 def bias_kernel(
-    q, k, v, dout, lse, delta, dbias,
+    q, k, v, dout, logs, delta, dbias,
     q_b: tl.int64, q_h: tl.int64, q_l: tl.int32, k_b: tl.int64, k_h: tl.int64, k_l: tl.int32,
     v_b: tl.int64, v_h: tl.int64, v_l: tl.int32, g_b: tl.int64, g_h: tl.int64, g_l: tl.int32,
-    l_b: tl.int64, l_h: tl.int64, l_l: tl.int64,
     chunks: tl.int32, chunk: tl.int32, q_lines: tl.int32, k_lines: tl.int32, sharing_batches: tl.int32,
     sharing_heads: tl.int32, bias_heads: tl.int32,
     heads: tl.int32, group: tl.int32, q_length: tl.int32, k_length: tl.int32,
@@ -152,10 +150,11 @@ def bias_kernel(
                 raw, rows, keys, scale, softcap, bias_tile, slope, q_length, k_length, row_table, key_table,
                 base, q_step, k_step, C,
             )  # fmt: skip
-            lse_i = lse_of(lse + b64 * l_b + h64 * l_h, m0, l_l, q_length, BM, not C.EVEN)[:, None]
-            at_delta = delta + (b64 * heads + h64) * q_length
-            delta_i = row_values(at_delta, m0, q_length, BM, 0.0, not C.EVEN)[:, None]
-            p = tl.exp2((s - lse_i) * LOG2E)
+            logs_i = row_values(logs, b, h, heads, m0, q_length, BM, float("inf"), not C.EVEN, C.EVEN)[
+                :, None
+            ]
+            delta_i = row_values(delta, b, h, heads, m0, q_length, BM, 0.0, not C.EVEN, C.EVEN)[:, None]
+            p = tl.exp2((s - logs_i) * LOG2E)
             if C.DROPOUT:
                 keep = kept(
                     rows, keys, n0, b + batch_origin, h + head_origin, q_length, k_length, row_table,
@@ -217,8 +216,10 @@ def chunk_of(sharing: int, lines: int) -> int:
 _kept = Kept(_make)
 
 
-def bias_gradient(work: Work, dout: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    """The gradient of a bias `[.., Lq, Lk]` in its shape. q, k, v and dout as `dense_rows` leaves them."""
+def bias_gradient(work: Work, dout: Tensor, logs: Tensor, deltas: Tensor) -> Tensor:
+    """The gradient of a bias `[.., Lq, Lk]` in its shape. q, k, v and dout as `dense_rows` leaves them, logs
+    and deltas as `delta.fill` does.
+    """
     p, bias = work.problem, work.scores.bias
     assert bias is not None
     made: _Made = _kept.get(work)
@@ -230,8 +231,8 @@ def bias_gradient(work: Work, dout: Tensor, lse: Tensor, delta: Tensor) -> Tenso
     )
     unit = 16 // work.q.element_size()
     arguments = [
-        work.q, work.k, work.v, dout, lse, delta, dbias,
-        *(n for x in (work.q, work.k, work.v, dout) for n in in_units(x, unit)), *lse.stride(),
+        work.q, work.k, work.v, dout, logs, deltas, dbias,
+        *(n for x in (work.q, work.k, work.v, dout) for n in in_units(x, unit)),
         made.chunks, made.chunk, made.q_lines, made.k_lines,
         p.batch // max(b, 1), p.q_heads // max(h, 1), h, p.q_heads, max(p.group, 1), p.q_length, p.k_length,
         *made.mask, *of_scores(work),

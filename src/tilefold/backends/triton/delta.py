@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tilefold.planning.backend import Work
 
-from .arguments import Kept, in_units
+from .arguments import Kept, in_units, traits
 from .kernel import Kernel, Launch
 from .tile import LOG2E, add_product, load_tile, product
 from .variant import Variant
@@ -22,14 +22,15 @@ from .variant import Variant
 
 @Kernel
 def delta_kernel(
-    out, dout, lse, dlse, delta, sink, sink_sums,
+    out, dout, lse, dlse, delta, logs, sink, sink_sums,
     o_b: tl.int64, o_h: tl.int64, o_l: tl.int32, g_b: tl.int64, g_h: tl.int64, g_l: tl.int32,
     l_b: tl.int64, l_h: tl.int64, l_l: tl.int64, e_b: tl.int64, e_h: tl.int64, e_l: tl.int64,
     heads: tl.int32, q_length: tl.int32, lines: tl.int32,
     C: tl.constexpr,
 ):  # fmt: skip
-    """`delta = rowsum(dout * out) - dlse`, fp32 `[B, Hq, Lq]` dense, and each tile's share of the gradient of
-    the sink, fp32 `[B, Hq, lines]`. Rows that saw nothing have delta 0.
+    """`delta = rowsum(dout * out) - dlse` and `logs`, the lse, fp32 `[B, Hq, Lq]` dense, and each tile's
+    share of the gradient of the sink, fp32 `[B, Hq, lines]`. Rows that saw nothing have delta 0 and +inf in
+    logs, so that their probabilities are 0. PLAIN scores have logs in base 2.
 
     Grid: `lines * B * Hq`.
     """
@@ -63,6 +64,8 @@ def delta_kernel(
     alive = lse_i != -float("inf")
     total = tl.where(alive, total, 0.0)
     tl.store(delta + pair.to(tl.int64) * q_length + row, total, mask=inside)
+    logs_i = tl.where(alive, lse_i * LOG2E if C.PLAIN else lse_i, float("inf"))
+    tl.store(logs + pair.to(tl.int64) * q_length + row, logs_i, mask=inside)
     if C.SINK:
         logit = tl.load(sink + h).to(tl.float32)
         share = tl.where(alive, tl.exp2((logit - lse_i) * LOG2E) * total, 0.0)
@@ -72,7 +75,8 @@ def delta_kernel(
 def _make(work: Work, _: str, more: Any) -> tuple[Launch, int]:
     p = work.problem
     rows = 64 if p.v_head_dim <= 128 else 16
-    C = Variant(p.head_dim, p.v_head_dim, rows, rows, UNIT=16 // p.dtype.itemsize, STAGES=1, **dict(more))
+    plain, unit = traits(work)["PLAIN"], 16 // p.dtype.itemsize
+    C = Variant(p.head_dim, p.v_head_dim, rows, rows, PLAIN=plain, UNIT=unit, STAGES=1, **dict(more))
     return Launch(delta_kernel, C, 4), -(-p.q_length // rows)
 
 
@@ -80,10 +84,17 @@ _kept = Kept(_make)
 
 
 def fill(
-    deltas: Tensor, work: Work, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None, sink_wanted: bool
+    deltas: Tensor,
+    logs: Tensor,
+    work: Work,
+    dout: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    sink_wanted: bool,
 ) -> Tensor | None:
-    """Write `deltas`, fp32 `[B, Hq, Lq]`; the gradient of the sink, if it is wanted. `dout` and `out` as
-    `dense_rows` leaves them.
+    """Write `deltas` and `logs`, fp32 `[B, Hq, Lq]`; the gradient of the sink, if it is wanted. `dout` and
+    `out` as `dense_rows` leaves them.
     """
     p, sink = work.problem, work.scores.sink if sink_wanted else None
     sink = None if sink is None else sink.contiguous()
@@ -92,7 +103,7 @@ def fill(
     sums = None if sink is None else deltas.new_empty(p.batch, p.q_heads, lines)
     unit = 16 // out.element_size()
     arguments = [
-        out, dout, lse, dlse, deltas, sink, sums,
+        out, dout, lse, dlse, deltas, logs, sink, sums,
         *in_units(out, unit), *in_units(dout, unit), *lse.stride(),
         *((0, 0, 0) if dlse is None else dlse.stride()), p.q_heads, p.q_length, lines,
     ]  # fmt: skip

@@ -27,7 +27,7 @@ first_call_seconds: dict[tuple[str, Variant, int], float] = {}
 #: Arguments that may point anywhere. The launchers see to it that all others are aligned to 16 bytes.
 UNALIGNED = (
     "bounds", "index", "tiles", "counts", "order", "slopes", "sink", "seed", "row_table", "key_table",
-    "lse", "dlse", "delta", "flags",
+    "lse", "dlse", "flags",
 )  # fmt: skip
 
 

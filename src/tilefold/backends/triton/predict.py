@@ -48,7 +48,7 @@ class _Kernel(NamedTuple):
     results: tuple[str, ...]
 
 
-_ROWS = ("q", "dout", "lse", "delta")
+_ROWS = ("q", "dout", "logs", "delta")
 _KERNELS = {
     "forward": _Kernel(False, (1, 1), (1, 1), ("q",), ("k", "v"), ("out", "lse")),
     "keys": _Kernel(True, (2, 2), (2, 2), ("k", "v"), _ROWS, ("dk", "dv")),
@@ -122,7 +122,7 @@ class _Pass:
         p, size = problem, problem.dtype.itemsize
         self.rows, self.keys = p.batch * p.q_heads * p.q_length, p.batch * p.k_heads * p.k_length
         #: Bytes of one position of a tensor.
-        self.each = {"lse": 4, "delta": 4}
+        self.each = {"lse": 4, "logs": 4, "delta": 4}
         self.each |= dict.fromkeys(("q", "k", "dq", "dk"), p.head_dim * size)
         self.each |= dict.fromkeys(("v", "out", "dout", "dv"), p.v_head_dim * size)
 
@@ -203,7 +203,7 @@ class _Pass:
         way = self._way()
         used = ("forward", "queries", *self.parts, *(("bias",) if way == "shared" else ()))
         self.hold(self.lists(*used) | self.copies("dout", "q", "k", "v"))
-        self.heap.hold("delta", self.bytes_of("delta"))
+        self.hold({name: self.bytes_of(name) for name in ("delta", "logs")})
         with self.heap.holding(**self.copies("out")):
             self._delta()
         self.heap.hold("dq", self.bytes_of("dq"))
@@ -254,7 +254,7 @@ class _Pass:
     # Kernels.
 
     def _delta(self) -> None:
-        moved = {name: float(self.bytes_of(name)) for name in ("out", "dout", "lse", "delta")}
+        moved = {name: float(self.bytes_of(name)) for name in ("out", "dout", "lse", "logs", "delta")}
         self._move(moved)
         if self.rows:
             self.steps.append(Step("triton/delta", self.rows, ops=1, moved=sum(moved.values())))
