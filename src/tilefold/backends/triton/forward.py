@@ -254,6 +254,10 @@ def forward_kernel(
         store_blocks(out, m0, o_l * C.OUT_UNIT, whole, acc0, acc1, BM, V0, V1, C.DV)
 
 
+#: Kinds of scores whose arguments are kept; a model has one or two.
+_MOST_TAILS = 16
+
+
 class _Made(NamedTuple):
     """What one kind of call needs of the host, worked out once."""
 
@@ -265,6 +269,20 @@ class _Made(NamedTuple):
     lse_strides: tuple[int, ...]
     rest: list[Any]
     mask: MaskArguments
+    tails: dict[tuple[float, float | None], list[Any]]
+
+    def tail(self, work: Work) -> list[Any]:
+        """The kernel's arguments behind the strides of q, k and v; kept where they are but numbers."""
+        scores = work.scores
+        if not self.launch.variant.BARE:
+            return [*self.rest, *self.mask, *of_scores(work)]
+        found = self.tails.get((scores.scale, scores.softcap))
+        if found is None:
+            if len(self.tails) >= _MOST_TAILS:
+                self.tails.clear()
+            found = [*self.rest, *self.mask, *of_scores(work)]
+            self.tails[scores.scale, scores.softcap] = found
+        return found
 
 
 def _make(work: Work, _: str, heads_outside: Any) -> _Made:
@@ -297,7 +315,7 @@ def _make(work: Work, _: str, heads_outside: Any) -> _Made:
     ]  # fmt: skip
     launch = Launch(forward_kernel, C, sizes.warps, sizes.registers)
     mask = of_mask(form, lists)
-    return _Made(launch, lines * pairs, split, (B, H, L, Dv), strides, lse_strides, rest, mask)
+    return _Made(launch, lines * pairs, split, (B, H, L, Dv), strides, lse_strides, rest, mask, {})
 
 
 _kept = Kept(_make)
@@ -317,9 +335,7 @@ def forward(work: Work) -> tuple[Tensor, Tensor]:
     part_lse = None if parts is None else parts.new_empty(parts.shape[:3])
     arguments = [
         q, k, v, out, lse, launch.flags(made.programs, device), parts, part_lse, split.slots if split else 0,
-        *q_strides, *k_strides, *v_strides,
-        *made.rest,
-        *made.mask, *of_scores(work),
+        *q_strides, *k_strides, *v_strides, *made.tail(work),
     ]  # fmt: skip
     launch(made.programs, arguments, device)
     join(split, made.mask, parts, out, launch.variant.OUT_UNIT, part_lse, lse)

@@ -104,6 +104,11 @@ class Variant:
     WEIGHTED: bool = False
 
     @property
+    def BARE(self) -> bool:  # noqa: N802 - as the others
+        """Whether scores need no tensor, nor positions that may differ from call to call."""
+        return not (self.ALIBI or self.BIAS or self.SINK or self.DROPOUT or self.TABLES)
+
+    @property
     def CLIP_FROM(self) -> int:  # noqa: N802 - the kernels read it beside their other constants
         """The first phase of a kernel (see `tile.visited`) whose tiles may lie over an edge."""
         return 4 if self.EVEN else 1
