@@ -59,7 +59,8 @@ def _entries(table: str, bits: str) -> list[str]:
 
 
 #: What takes most shared memory: plain scores leave room for the deepest pipeline, a bias is loaded with it.
-_PLAIN: dict[str, Any] = {"CAREFUL": True}
+#: Without the repair of broken results, which spills more than the kernel that calls it.
+_PLAIN: dict[str, Any] = {"CAREFUL": False}
 _LADEN: dict[str, Any] = {
     "CAREFUL": True,
     "MASK": v.BITS,
@@ -178,9 +179,7 @@ def _traits(kernel: str, dtype: str, draw: random.Random) -> dict[str, Any]:
     elif found["MASK"] == v.BITS:
         found["SPLIT"] = draw.choice((0, 16))
     if kernel != "bias":
-        state = draw.choice(("CAREFUL", "REPAIR", "full"))
-        if state != "full":
-            found[state] = True
+        found["CAREFUL"] = draw.random() < 0.66
     if kernel == "queries":
         found["SLOPE_GRADIENT"] = found["ALIBI"] and some()
         found["BIAS_GRADIENT"] = draw.choice((0, v.PER_ROW, v.PER_SCORE)) if found["BIAS"] else 0
@@ -207,7 +206,7 @@ def _variant(
         sizes = _sizes(next(table[name] for name in names_of(kernel, problem, kind) if name in table))
     out_unit = 8 if dims[1] % 8 == 0 and (kernel == "forward" or dims[0] % 8 == 0) else 1
     C = Variant(
-        *dims, sizes.rows, sizes.keys, STAGES=1 if traits.get("REPAIR") else sizes.stages, LOOPS=sizes.loops,
+        *dims, sizes.rows, sizes.keys, STAGES=sizes.stages, LOOPS=sizes.loops,
         UNIT=128 // bits, OUT_UNIT=out_unit, WANT_K=kernel != "dv", WANT_V=kernel != "dk", **traits,
     )  # fmt: skip
     return kernel, C, dtype, sizes.warps, arch

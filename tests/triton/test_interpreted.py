@@ -12,7 +12,6 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
 
 from tilefold import attention, masks, ops, philox
 from tilefold.masks import lower
@@ -259,17 +258,15 @@ def test_tanh_is_right_to_a_few_units() -> None:
     assert bool((y.signbit() == x.signbit()).logical_or(x == 0).all())
 
 
-def _launched(function: Any) -> list[tuple[str, Any, Tensor | None]]:
-    """Names, variants and flags (as they are after it) of the launches that `function` makes."""
+def _launched(function: Any) -> list[tuple[str, Any]]:
+    """Names and variants of the launches that `function` makes."""
     from triton.runtime.interpreter import GridExecutor
 
     launch, found = GridExecutor.__call__, []
 
     def observed(grid: Any, *arguments: Any, **options: Any) -> None:
         launch(grid, *arguments, **options)
-        named = dict(zip(grid.arg_names, arguments, strict=True))
-        flags = named.get("flags")
-        found.append((grid.fn.__name__, named["C"], None if flags is None else flags.clone()))
+        found.append((grid.fn.__name__, dict(zip(grid.arg_names, arguments, strict=True))["C"]))
 
     with mock.patch.object(GridExecutor, "__call__", observed):
         function()
@@ -284,28 +281,35 @@ def _forward_and_backward(mask: masks.Mask, spoil: int | None) -> None:
     attention(*tensors, mask=mask, backend="triton").sum().backward()
 
 
-def test_without_a_mask_nothing_is_flagged_nor_repaired() -> None:
-    launches = _launched(lambda: _forward_and_backward(masks.full(), 3))
-    assert {name for name, *_ in launches} == {
-        "forward_kernel",
-        "delta_kernel",
-        "keys_kernel",
-        "queries_kernel",
-    }
-    assert all(flags is None and not C.CAREFUL and not C.REPAIR for _, C, flags in launches)
+def test_a_call_is_one_launch_per_kernel() -> None:
+    names = ["forward_kernel", "delta_kernel", "queries_kernel", "keys_kernel"]
+    for mask in (masks.full(), masks.causal()):
+        launches = _launched(lambda mask=mask: _forward_and_backward(mask, 3))
+        assert [name for name, _ in launches] == names
+        careful = [name for name, C in launches if C.CAREFUL]
+        assert careful == ([name for name in names if name != "delta_kernel"] if mask != masks.full() else [])
 
 
-def test_programs_repair_what_met_a_nan_and_nothing_else(accesses: Accesses) -> None:
-    """Two tiles of rows, causal, NaN in value 40: the first tile does not visit it, the second does."""
-    clean = _launched(lambda: _forward_and_backward(masks.causal(), None))
-    loads = accesses.loads
-    spoiled = _launched(lambda: _forward_and_backward(masks.causal(), 40))
-    for launches, flagged in ((clean, 0), (spoiled, 1)):
-        names = [name for name, C, _ in launches if C.REPAIR]
-        assert sorted(names) == ["forward_kernel", "keys_kernel", "queries_kernel"]
-        forwards = [flags for name, _, flags in launches if name == "forward_kernel"]
-        assert [int(flags.sum()) for flags in forwards if flags is not None] == [flagged, flagged]
-    assert accesses.loads - loads > loads
+def test_programs_repair_what_met_a_nan_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tiles of rows, causal, NaN in value 40: the first tile does not visit it, the second does, and its
+    rows reach both tiles of keys.
+    """
+    repairs: list[str] = []
+    for module, name in ((forward, "forward"), (backward, "keys"), (backward, "queries")):
+        real = getattr(module, f"{name}_again")
+
+        def again(*arguments: Any, real: Any = real, name: str = name) -> None:
+            assert arguments[-1].REPAIR and not arguments[-1].CAREFUL
+            repairs.append(name)
+            real(*arguments)
+
+        monkeypatch.setattr(module, f"{name}_again", again)
+    _forward_and_backward(masks.causal(), None)
+    assert repairs == []
+    _forward_and_backward(masks.full(), 40)
+    assert repairs == []
+    _forward_and_backward(masks.causal(), 40)
+    assert sorted(repairs) == ["forward", "keys", "keys", "queries"]
 
 
 # -- dropout -------------------------------------------------------------------------------------------------

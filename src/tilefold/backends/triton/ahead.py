@@ -24,14 +24,13 @@ _POINTERS = {
     ),
     **dict.fromkeys(("tiles", "counts", "order", "bounds", "index", "row_table", "key_table"), "*i32"),
     **dict.fromkeys(("parts", "part_lse", "dk_parts", "dv_parts"), "*fp32"),
-    **dict.fromkeys(("flags", "joins"), "*i32"),
+    "joins": "*i32",
     "seed": "*i64",
 }
 #: Pointers that only some variants have, by the trait that brings them.
 _OPTIONAL = {
     **dict.fromkeys(("tiles", "counts", "order", "bounds"), lambda C: C.MASK != 0),
     "index": lambda C: C.MASK == 3,
-    "flags": lambda C: C.CAREFUL or C.REPAIR,
     "dk": lambda C: C.WANT_K,
     "dv": lambda C: C.WANT_V,
     "bias": lambda C: C.BIAS,

@@ -64,7 +64,7 @@ _PER_SCORE = tl.constexpr(PER_SCORE)
 
 @Kernel
 def keys_kernel(
-    q, k, v, dout, logs, delta, dk, dv, key_sums, flags, dk_parts, dv_parts, slots: tl.int32,
+    q, k, v, dout, logs, delta, dk, dv, key_sums, dk_parts, dv_parts, slots: tl.int32,
     q_b: tl.int64, q_h: tl.int64, q_l: tl.int32, k_b: tl.int64, k_h: tl.int64, k_l: tl.int32,
     v_b: tl.int64, v_h: tl.int64, v_l: tl.int32, g_b: tl.int64, g_h: tl.int64, g_l: tl.int32,
     dk_b: tl.int64, dk_h: tl.int64, dk_l: tl.int32, dv_b: tl.int64, dv_h: tl.int64, dv_l: tl.int32,
@@ -105,6 +105,8 @@ def keys_kernel(
     b, hk = pair // k_heads, pair % k_heads
     line, first_tile, slot = item(order, b * table_b + hk * group * table_h, lines, line, C)
     b64, hk64 = b.to(tl.int64), hk.to(tl.int64)
+    # As they came, for whoever repairs this program's results.
+    all_k, all_v, all_dk, all_dv = k, v, dk, dv
     k += b64 * (k_b * C.UNIT) + hk64 * (k_h * C.UNIT)
     v += b64 * (v_b * C.UNIT) + hk64 * (v_h * C.UNIT)
     q_row, g_row = q_l * C.UNIT, g_l * C.UNIT
@@ -118,10 +120,10 @@ def keys_kernel(
     factor = scale * LOG2E
 
     # One step, but for a repair, which takes its lines in smaller pieces.
-    flagged = tl.load(flags + tl.program_id(0)) if C.REPAIR else 1
+    steps = STEPS
     if C.SPLIT > 0:
-        flagged *= line >= 0
-    for own in tl.range(0, STEPS * flagged, num_stages=1):
+        steps *= line >= 0
+    for own in tl.range(0, steps, num_stages=1):
         n0 = line * OWN + own * BN
         keys = n0 + tl.arange(0, BN)[:, None]
         k0 = load_tile(k, n0, k_l * C.UNIT, k_length, BN, 0, D0, C.D, True)
@@ -191,17 +193,9 @@ def keys_kernel(
                         slope = 0.0
                         if C.ALIBI:
                             slope = slope_of(
-                                slopes,
-                                slope_b,
-                                slope_h,
-                                b,
-                                h,
-                                rows,
-                                q_length,
-                                row_table,
-                                batch_origin,
+                                slopes, slope_b, slope_h, b, h, rows, q_length, row_table, batch_origin,
                                 C.SLOPE_ROWS,
-                            )
+                            )  # fmt: skip
                         bias_tile = raw
                         if C.BIAS:
                             bias_tile = load_bias(
@@ -270,17 +264,6 @@ def keys_kernel(
                     if PHASE != 2:
                         tl.store(at_sums, key_sum, mask=key < k_length)
 
-        if C.CAREFUL:
-            broken = 0
-            if WANT_K:
-                broken = any_nan(dk0)
-                if D1 > 0:
-                    broken = tl.maximum(broken, any_nan(dk1))
-            if WANT_V:
-                broken = tl.maximum(broken, any_nan(dv0))
-                if V1 > 0:
-                    broken = tl.maximum(broken, any_nan(dv1))
-            tl.store(flags + tl.program_id(0), broken)
         dk1 = dk1 if WANT_K and D1 > 0 else 0
         dv1 = dv1 if WANT_V and V1 > 0 else 0
         whole = k_length
@@ -296,11 +279,36 @@ def keys_kernel(
             store_blocks(dk, n0, dk_l * C.OUT_UNIT, whole, dk0 * scale, dk1 * scale, BN, D0, D1, C.D)
         if WANT_V:
             store_blocks(dv, n0, dv_l * C.OUT_UNIT, whole, dv0, dv1, BN, V0, V1, C.DV)
+        if C.CAREFUL:
+            AGAIN: tl.constexpr = C.AGAIN
+            broken = 0
+            if WANT_K:
+                broken = any_nan(dk0)
+                if D1 > 0:
+                    broken = tl.maximum(broken, any_nan(dk1))
+            if WANT_V:
+                broken = tl.maximum(broken, any_nan(dv0))
+                if V1 > 0:
+                    broken = tl.maximum(broken, any_nan(dv1))
+            if broken > 0:
+                keys_again(
+                    q, all_k, all_v, dout, logs, delta, all_dk, all_dv, key_sums, dk_parts, dv_parts, slots,
+                    q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, g_b, g_h, g_l, dk_b, dk_h, dk_l, dv_b, dv_h,
+                    dv_l, heads, group, pairs, q_length, k_length, lines, span, reverse, lo, hi, step, tiles,
+                    counts, order, capacity, table_b, table_h, bounds, index, scale, softcap, bias, bias_b,
+                    bias_h, bias_q, bias_k, slopes, slope_b, slope_h, sink, seed, threshold, keep_scale,
+                    row_table, key_table, q_origin, q_step, k_origin, k_step, base, batch_origin, head_origin,
+                    AGAIN,
+                )  # fmt: skip
+
+
+#: The same, in a function of its own, whose needs of registers are not those of the kernel.
+keys_again = keys_kernel.apart
 
 
 @Kernel
 def queries_kernel(
-    q, k, v, dout, logs, delta, dq, slope_sums, bias_sums, dbias, flags, parts, slots: tl.int32,
+    q, k, v, dout, logs, delta, dq, slope_sums, bias_sums, dbias, parts, slots: tl.int32,
     q_b: tl.int64, q_h: tl.int64, q_l: tl.int32, k_b: tl.int64, k_h: tl.int64, k_l: tl.int32,
     v_b: tl.int64, v_h: tl.int64, v_l: tl.int32, g_b: tl.int64, g_h: tl.int64, g_l: tl.int32,
     dq_b: tl.int64, dq_h: tl.int64, dq_l: tl.int32,
@@ -339,6 +347,8 @@ def queries_kernel(
     table = b * table_b + h * table_h
     line, first_tile, slot = item(order, table, lines, line, C)
     b64, h64, hk64 = b.to(tl.int64), h.to(tl.int64), (h // group).to(tl.int64)
+    # As they came, for whoever repairs this program's results.
+    all_q, all_k, all_v, all_dout, all_dq, all_tiles, all_bias = q, k, v, dout, dq, tiles, bias
     q += b64 * (q_b * C.UNIT) + h64 * (q_h * C.UNIT)
     k += b64 * (k_b * C.UNIT) + hk64 * (k_h * C.UNIT)
     v += b64 * (v_b * C.UNIT) + hk64 * (v_h * C.UNIT)
@@ -357,10 +367,10 @@ def queries_kernel(
         listed_full, listed_partial = tl.load(counts + at * 2), tl.load(counts + at * 2 + 1)
 
     # One step, but for a repair, which takes its lines in smaller pieces.
-    flagged = tl.load(flags + tl.program_id(0)) if C.REPAIR else 1
+    steps = STEPS
     if C.SPLIT > 0:
-        flagged *= line >= 0
-    for own in tl.range(0, STEPS * flagged, num_stages=1):
+        steps *= line >= 0
+    for own in tl.range(0, steps, num_stages=1):
         m0 = line * OWN + own * BM
         rows = m0 + tl.arange(0, BM)[:, None]
         slope = 0.0
@@ -477,11 +487,6 @@ def queries_kernel(
                 if D1 > 0:
                     dq1 = add_chosen(dq1, ds, seen, k1, dtype, True, C.TF32, C.WIDE, PHASE == 2)
 
-        if C.CAREFUL:
-            broken = any_nan(dq0)
-            if D1 > 0:
-                broken = tl.maximum(broken, any_nan(dq1))
-            tl.store(flags + tl.program_id(0), broken)
         dq1 = dq1 if D1 > 0 else 0
         whole = q_length
         if C.SPLIT > 0 and slot >= 0:
@@ -496,6 +501,24 @@ def queries_kernel(
             tl.store(slope_sums + at_sums, slope_sum, mask=row < q_length)
         if C.BIAS_GRADIENT == _PER_ROW and not REPAIR:
             tl.store(bias_sums + at_sums, bias_sum, mask=row < q_length)
+        if C.CAREFUL:
+            AGAIN: tl.constexpr = C.AGAIN
+            broken = any_nan(dq0)
+            if D1 > 0:
+                broken = tl.maximum(broken, any_nan(dq1))
+            if broken > 0:
+                queries_again(
+                    all_q, all_k, all_v, all_dout, logs, delta, all_dq, slope_sums, bias_sums, dbias, parts,
+                    slots, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, g_b, g_h, g_l, dq_b, dq_h, dq_l,
+                    heads, group, pairs, q_length, k_length, lines, span, reverse, lo, hi, step, all_tiles,
+                    counts, order, capacity, table_b, table_h, bounds, index, scale, softcap, all_bias,
+                    bias_b, bias_h, bias_q, bias_k, slopes, slope_b, slope_h, sink, seed, threshold,
+                    keep_scale, row_table, key_table, q_origin, q_step, k_origin, k_step, base, batch_origin,
+                    head_origin, AGAIN,
+                )  # fmt: skip
+
+
+queries_again = queries_kernel.apart
 
 
 def backward(
@@ -630,7 +653,7 @@ class _Call:
         )
         arguments = [
             w.q, w.k, w.v, self.dout, self.logs, self.deltas, dk, dv, sums,
-            made.launch.flags(made.programs, w.q.device), dk_parts, dv_parts, split.slots if split else 0,
+            dk_parts, dv_parts, split.slots if split else 0,
             *self.inputs,
             *((0, 0, 0) if dk is None else in_units(dk, unit)),
             *((0, 0, 0) if dv is None else in_units(dv, unit)), *made.shape, *made.mask, *self.scores,
@@ -658,7 +681,7 @@ class _Call:
         parts = room(split, p.batch * p.q_heads, own, p.head_dim, w.q)
         arguments = [
             w.q, w.k, w.v, self.dout, self.logs, self.deltas, dq, slope_sums, bias_sums, dbias,
-            made.launch.flags(made.programs, w.q.device), parts, split.slots if split else 0, *self.inputs,
+            parts, split.slots if split else 0, *self.inputs,
             *in_units(dq, _out_unit(p)),
             *made.shape,
             *made.mask, *self.scores,

@@ -53,7 +53,7 @@ from .variant import Variant
 
 @Kernel
 def forward_kernel(
-    q, k, v, out, lse, flags, parts, part_lse, slots: tl.int32,
+    q, k, v, out, lse, parts, part_lse, slots: tl.int32,
     q_b: tl.int64, q_h: tl.int64, q_l: tl.int32, k_b: tl.int64, k_h: tl.int64, k_l: tl.int32,
     v_b: tl.int64, v_h: tl.int64, v_l: tl.int32, o_b: tl.int64, o_h: tl.int64, o_l: tl.int32,
     l_b: tl.int64, l_h: tl.int64, l_l: tl.int32,
@@ -92,6 +92,8 @@ def forward_kernel(
     table = b * table_b + h * table_h
     line, first_tile, slot = item(order, table, lines, line, C)
     b64, h64, hk64 = b.to(tl.int64), h.to(tl.int64), (h // group).to(tl.int64)
+    # As they came, for whoever repairs this program's results.
+    all_q, all_k, all_v, all_out, all_lse, all_tiles, all_bias = q, k, v, out, lse, tiles, bias
     q += b64 * (q_b * C.UNIT) + h64 * (q_h * C.UNIT)
     k += b64 * (k_b * C.UNIT) + hk64 * (k_h * C.UNIT)
     v += b64 * (v_b * C.UNIT) + hk64 * (v_h * C.UNIT)
@@ -111,10 +113,10 @@ def forward_kernel(
         listed_full, listed_partial = tl.load(counts + at * 2), tl.load(counts + at * 2 + 1)
 
     # One step, but for a repair, which takes its lines in smaller pieces.
-    flagged = tl.load(flags + tl.program_id(0)) if C.REPAIR else 1
+    steps = STEPS
     if C.SPLIT > 0:
-        flagged *= line >= 0
-    for own in tl.range(0, STEPS * flagged, num_stages=1):
+        steps *= line >= 0
+    for own in tl.range(0, steps, num_stages=1):
         m0 = line * OWN + own * BM
         rows = m0 + tl.arange(0, BM)[:, None]
         slope = 0.0
@@ -237,11 +239,6 @@ def forward_kernel(
         acc0 *= weight[:, None]
         if V1 > 0:
             acc1 *= weight[:, None]
-        if C.CAREFUL:
-            broken = any_nan(acc0)
-            if V1 > 0:
-                broken = tl.maximum(broken, any_nan(acc1))
-            tl.store(flags + tl.program_id(0), broken)
         acc1 = acc1 if V1 > 0 else 0
         whole = q_length
         if C.SPLIT > 0 and slot >= 0:
@@ -252,6 +249,24 @@ def forward_kernel(
         row = m0 + tl.arange(0, BM)
         tl.store(lse + row.to(tl.int64) * l_l, lse_i, mask=row < whole)
         store_blocks(out, m0, o_l * C.OUT_UNIT, whole, acc0, acc1, BM, V0, V1, C.DV)
+        if C.CAREFUL:
+            AGAIN: tl.constexpr = C.AGAIN
+            broken = any_nan(acc0)
+            if V1 > 0:
+                broken = tl.maximum(broken, any_nan(acc1))
+            if broken > 0:
+                forward_again(
+                    all_q, all_k, all_v, all_out, all_lse, parts, part_lse, slots, q_b, q_h, q_l, k_b, k_h,
+                    k_l, v_b, v_h, v_l, o_b, o_h, o_l, l_b, l_h, l_l, heads, group, pairs, q_length, k_length,
+                    lines, span, reverse, lo, hi, step, all_tiles, counts, order, capacity, table_b, table_h,
+                    bounds, index, scale, softcap, all_bias, bias_b, bias_h, bias_q, bias_k, slopes, slope_b,
+                    slope_h, sink, seed, threshold, keep_scale, row_table, key_table, q_origin, q_step,
+                    k_origin, k_step, base, batch_origin, head_origin, AGAIN,
+                )  # fmt: skip
+
+
+#: The same, in a function of its own, whose needs of registers are not those of the kernel.
+forward_again = forward_kernel.apart
 
 
 #: Kinds of scores whose arguments are kept; a model has one or two.
@@ -334,7 +349,7 @@ def forward(work: Work) -> tuple[Tensor, Tensor]:
     parts = room(split, work.problem.batch * work.problem.q_heads, own, work.problem.v_head_dim, q)
     part_lse = None if parts is None else parts.new_empty(parts.shape[:3])
     arguments = [
-        q, k, v, out, lse, launch.flags(made.programs, device), parts, part_lse, split.slots if split else 0,
+        q, k, v, out, lse, parts, part_lse, split.slots if split else 0,
         *q_strides, *k_strides, *v_strides, *made.tail(work),
     ]  # fmt: skip
     launch(made.programs, arguments, device)

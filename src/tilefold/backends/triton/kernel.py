@@ -6,28 +6,21 @@ pointer that may be unaligned, the bias. Whoever keeps a `Launch` keeps it per a
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import Any
 
 import torch
 import triton
-from torch import Tensor
 from triton import knobs
 
 from .variant import Variant
 
-#: Lines per step of a repair, on either side. It multiplies in float32 without matrix units, since Triton 3.6
-#: miscompiles products for Hopper whose operands go through registers, as selected ones do, for some widths.
-REPAIR_LINES, REPAIR_CHUNK = 32, 16
-#: For heads wider than 256, which would not fit the shared memory of smaller GPUs else.
-REPAIR_LINES_WIDE = 16
 #: Seconds that first calls spent in the compiler or in reading its cache, by kernel, variant and device.
 first_call_seconds: dict[tuple[str, Variant, int], float] = {}
 #: Arguments that may point anywhere. The launchers see to it that all others are aligned to 16 bytes.
 UNALIGNED = (
     "bounds", "index", "tiles", "counts", "order", "slopes", "sink", "seed", "row_table", "key_table",
-    "lse", "dlse", "flags",
+    "lse", "dlse",
 )  # fmt: skip
 
 
@@ -43,38 +36,23 @@ class Kernel:
         self.name = function.__name__
         options: dict[str, Any] = {"do_not_specialize": numbers, "do_not_specialize_on_alignment": anywhere}
         self.jitted: Any = triton.jit(function, **options)
+        #: As a function that a kernel may call, compiled apart from it.
+        apart: dict[str, Any] = {"noinline": True}
+        self.apart: Any = triton.jit(function, **apart)
 
 
 class Launch:
-    """A kernel in one variant, ready to run; its repair, where the variant flags broken results."""
+    """A kernel in one variant, ready to run."""
 
     def __init__(self, kernel: Kernel, variant: Variant, warps: int, registers: int = 0) -> None:
         self.kernel, self.variant, self.warps = kernel, variant, warps
         self._options: dict[str, Any] = {"num_stages": variant.STAGES, "enable_fp_fusion": True}
         if registers and torch.version.hip is None:
             self._options["maxnreg"] = registers
-        self.repair: Launch | None = None
-        if variant.CAREFUL:
-            lines = REPAIR_LINES if max(variant.D, variant.DV) <= 256 else REPAIR_LINES_WIDE
-            again = dataclasses.replace(
-                variant,
-                CAREFUL=False,
-                REPAIR=True,
-                LINES=lines,
-                CHUNK=REPAIR_CHUNK,
-                WIDE=True,
-                STAGES=1,
-            )
-            self.repair = Launch(kernel, again, 4)
         self._compiled: dict[int, tuple[Any, Any, Any]] = {}
 
-    def flags(self, programs: int, device: torch.device) -> Tensor | None:
-        """Room for a flag per program, where the variant flags."""
-        return None if self.repair is None else torch.empty(programs, dtype=torch.int32, device=device)
-
     def __call__(self, programs: int, arguments: list[Any], device: torch.device) -> None:
-        """Run `programs` programs on the tensors' device, on its current stream; then those again that have
-        flagged their result.
+        """Run `programs` programs on the tensors' device, on its current stream.
 
         Args:
             arguments: of the kernel, without the variant, which comes last; tensors as such.
@@ -89,8 +67,6 @@ class Launch:
         else:
             with torch.cuda.device(index):
                 self._run(programs, arguments, index)
-        if self.repair is not None:
-            self.repair(programs, arguments, device)
 
     def _run(self, programs: int, arguments: list[Any], index: int) -> None:
         ready = self._compiled.get(index)

@@ -164,15 +164,6 @@ class _Pass:
         for name, count in blocks.items():
             self.heap.hold(name, count)
 
-    def flags(self, kernel: str) -> int:
-        """Bytes of one flag per program."""
-        p, sizes = self.p, self.sizes(kernel)
-        if not self.careful:
-            return 0
-        if _KERNELS[kernel].by_key:
-            return 4 * -(-p.k_length // sizes.keys) * p.batch * p.k_heads
-        return 4 * -(-p.q_length // sizes.rows) * p.batch * p.q_heads
-
     def lists(self, *kernels: str) -> dict[str, int]:
         """Bytes that kernels keep with the mask: lists of tiles, of which equal ones are shared, and for each
         kernel an index of granules.
@@ -195,7 +186,6 @@ class _Pass:
         """`forward.forward`."""
         self.hold(self.lists("forward") | self.copies("q", "k", "v"))
         self.hold({name: self.bytes_of(name) for name in ("out", "lse")})
-        self.heap.hold("flags", self.flags("forward"))
         self.kernel("forward")
 
     def backward(self) -> None:
@@ -208,13 +198,11 @@ class _Pass:
             self._delta()
         self.heap.hold("dq", self.bytes_of("dq"))
         self._hold_sums(way, ("row", "score"))
-        with self.heap.holding(flags=self.flags("queries")):
-            self.kernel("queries", writes_bias=way == "score")
+        self.kernel("queries", writes_bias=way == "score")
         self.hold({name: self.bytes_of(name) for name in ("dk", "dv")})
         self._hold_sums(way, ("key",))
         for part in self.parts:
-            with self.heap.holding(flags=self.flags(part)):
-                self.kernel(part)
+            self.kernel(part)
         if way == "shared":
             self.shared_bias()
         elif way in ("row", "key"):
@@ -286,7 +274,7 @@ class _Pass:
         self._move(traffic)
         rate = rate_of(self.names(name), p, sizes)
         costs = found.full + _PARTIAL * found.partial + rate.fixed
-        self._add(name, sizes, rate, costs, pairs, elements, sum(slow.values()), 2 if self.careful else 1)
+        self._add(name, sizes, rate, costs, pairs, elements, sum(slow.values()))
 
     def shared_bias(self) -> None:
         """`bias.bias_gradient`: a program has some tiles of the gradient, and visits whoever shares them."""
@@ -319,7 +307,7 @@ class _Pass:
             torch.nn.functional.pad(count, (0, -count.shape[-1] % chunk)).unflatten(-1, (-1, chunk)).sum(-1)
         )
         costs = costs.reshape(-1, 1) + rate.fixed
-        self._add("bias", sizes, rate, costs, round(owners), elements, sum(slow.values()), 1)
+        self._add("bias", sizes, rate, costs, round(owners), elements, sum(slow.values()))
 
     def _add(
         self,
@@ -330,7 +318,6 @@ class _Pass:
         pairs: int,
         elements: float,
         moved: float,
-        launches: int,
     ) -> None:
         p, kernel = self.p, _KERNELS[name]
         tile = sizes.rows * sizes.keys
@@ -354,7 +341,7 @@ class _Pass:
                 grid.units,
                 counted,
                 exps=elements * (2 if "softcap" in p.options else 1),
-                ops=launches,
+                ops=1,
                 grid=grid,
                 moved=moved,
                 repeated=every - counted,

@@ -3,7 +3,7 @@ argument."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 BAND, ROWS, COLS, BITS = range(4)
 KINDS = {"band": BAND, "rows": ROWS, "cols": COLS, "bits": BITS}
@@ -11,6 +11,13 @@ KINDS = {"band": BAND, "rows": ROWS, "cols": COLS, "bits": BITS}
 #: How the gradient of a bias leaves the kernels: not at all, one value per row, one per key, or one per
 #: score.
 NO_BIAS_GRADIENT, PER_ROW, PER_KEY, PER_SCORE = range(4)
+
+
+#: Lines per step of a repair, on either side. It multiplies in float32 without matrix units, since Triton 3.6
+#: miscompiles products for Hopper whose operands go through registers, as selected ones do, for some widths.
+REPAIR_LINES, REPAIR_CHUNK = 32, 16
+#: For heads wider than 256, which would not fit the shared memory of smaller GPUs else.
+REPAIR_LINES_WIDE = 16
 
 
 def power_of_two(size: int) -> int:
@@ -38,8 +45,8 @@ class Variant:
         MASK: BAND, ROWS, COLS or BITS.
         INTERVALS: per line of the table of ROWS or COLS.
         STEPPED: the band shows every `step`-th key only.
-        CAREFUL: tiles may mix what a row sees with what it does not see: programs flag a NaN in their
-        results. REPAIR: only flagged programs run, and select away what is not seen.
+        CAREFUL: tiles may mix what a row sees with what it does not see: a program with a NaN in its results
+            computes them again. REPAIR: it does, and selects away what is not seen.
         LINES, CHUNK: the most lines of its own tile, and of the other side, that a program takes in one step.
         PLAIN: the score is nothing but a positive scale times the product, in a 16-bit dtype: the scale goes
             into the exponent.
@@ -102,6 +109,12 @@ class Variant:
     SHARED: bool = False
     SPLIT: int = 0
     WEIGHTED: bool = False
+
+    @property
+    def AGAIN(self) -> Variant:  # noqa: N802 - as the others
+        """What repairs broken results."""
+        lines = REPAIR_LINES if max(self.D, self.DV) <= 256 else REPAIR_LINES_WIDE
+        return replace(self, CAREFUL=False, REPAIR=True, LINES=lines, CHUNK=REPAIR_CHUNK, WIDE=True, STAGES=1)
 
     @property
     def BARE(self) -> bool:  # noqa: N802 - as the others
