@@ -130,7 +130,8 @@ def test_what_is_printed_about_a_gpu_is_the_plan_of_its_kernels() -> None:
     assert found.advice == ()
     for one in (found.forward, found.backward):
         assert one.seconds > 0 < one.bytes
-        assert 0 < one.extra_bytes < one.result_bytes
+    assert found.forward.extra_bytes == 0
+    assert 0 < found.backward.extra_bytes < found.backward.result_bytes
 
 
 def test_shapes_without_data_give_what_a_problem_gives() -> None:

@@ -138,6 +138,8 @@ def test_sizes_are_those_of_the_first_name_in_the_table(cache: Path) -> None:
         [64, 64, 3, 2],
         [64, 64, True, 2],
         [64, 64, 4, 2, 1, 1],
+        [64, 64, 4, 2, 1, 256],
+        [64, 64, 4, 2, 1, 128, 1],
         "none",
     ],
 )

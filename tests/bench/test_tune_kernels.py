@@ -288,7 +288,9 @@ def test_other_stages_are_tried_for_the_fastest(played: Played) -> None:
     assert one.best == (16, 64, 8, 3)
     deep = {trial.sizes for trial in one.trials if trial.sizes and trial.sizes[3] > 1}
     assert len(deep) == tuning.FINALISTS * 3
-    assert len(one.trials) == 32 + len(deep)
+    other_loops = [trial for trial in one.trials if trial.sizes and trial.sizes[4:] == (1,)]
+    assert len(other_loops) == tuning.FINALISTS
+    assert len(one.trials) == 32 + len(deep) + len(other_loops)
 
 
 @pytest.mark.parametrize("apart, best", [(0.5, None), (2.0, OLD)])

@@ -102,6 +102,13 @@ def test_repeated_launches_skip_the_binding_unless_one_listens(
     assert _listening(print)
 
 
+def test_compiled_kernels_are_cached_under_the_code_of_their_variant() -> None:
+    """Triton's names for them hold the text of a variant's values, not what its properties compute."""
+    one = Variant(16, 16, 16, 16)
+    assert one.SOURCE in str(one)
+    assert one.AGAIN.SOURCE == one.SOURCE
+
+
 def test_lists_are_kept_with_their_form() -> None:
     spec, tensors = masks.padding(torch.tensor([40, 70])).spec()
     form = lower(spec, tensors, 2, 1, 80, 80, torch.device("cpu"))

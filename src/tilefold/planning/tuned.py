@@ -23,6 +23,8 @@ KEYS = {"fold_tile_elements": (1 << 12, 1 << 26)}
 #: The most of each number of a kernel's sizes: rows and keys of a tile, warps, stages, and what need not be
 #: there: loops, registers of a thread.
 SIZES, LEAST_SIZES = (256, 256, 16, 8, 2, 255), 4
+#: With fewer, all that a kernel holds would lie in memory.
+LEAST_REGISTERS = 64
 
 
 def architecture(device: torch.device | str) -> str:
@@ -74,6 +76,8 @@ def _makes_sense(name: str, value: Any) -> bool:
     if "/" not in name or not isinstance(value, list) or not LEAST_SIZES <= len(value) <= len(SIZES):
         return False
     if not all(type(n) is int and 1 <= n <= most for n, most in zip(value, SIZES, strict=False)):
+        return False
+    if len(value) == len(SIZES) and value[-1] < LEAST_REGISTERS:
         return False
     rows, keys, warps = value[:3]
     # Triton's tensors have sides that are powers of two, and matrix units take 16 at least.

@@ -24,14 +24,16 @@ from .cases import Call
 Results = dict[str, Tensor]
 
 
-def results(call: Call, stored: torch.dtype | None = None) -> Results:
+def results(call: Call, stored: torch.dtype | None = None, units: torch.dtype | None = None) -> Results:
     """`out`, `lse` and the gradient of every argument of `call`, in the dtype of its tensors.
 
     Args:
         stored: dtype to which `out` is rounded before the backward pass reads it; default that of the
             tensors.
+        units: 16-bit dtype that holds the float32 tensors q and k exactly: their products are taken by a
+            GPU's matrix units, which add in float32, but do not round as float32 arithmetic does.
     """
-    return _Textbook(call, stored or call.q.dtype).results()
+    return _Textbook(call, stored or call.q.dtype, units).results()
 
 
 class _Textbook:
@@ -39,8 +41,8 @@ class _Textbook:
     every product.
     """
 
-    def __init__(self, call: Call, stored: torch.dtype) -> None:
-        self.call, self.options, self.stored = call, call.options, stored
+    def __init__(self, call: Call, stored: torch.dtype, units: torch.dtype | None) -> None:
+        self.call, self.options, self.stored, self.units = call, call.options, stored, units
         self.q, self.k, self.v = call.q, call.k, call.v
         self.heads, self.group = call.k.shape[1], call.q.shape[1] // call.k.shape[1]
         scale = call.options.get("scale")
@@ -55,12 +57,23 @@ class _Textbook:
         """`[B, Hk, G * Lq, X] -> [B, Hq, Lq, X]`."""
         return x.unflatten(2, (self.group, self.call.q.shape[2])).flatten(1, 2)
 
+    def by_units(self) -> Tensor:
+        """`q.k` by matrix units."""
+        assert self.units is not None
+        q, k = (x.to(self.units).flatten(0, 1) for x in (self.pack(self.q), self.k))
+        product = torch.bmm(q, k.transpose(-1, -2), out_dtype=self.q.dtype)
+        return self.unpack(product.unflatten(0, self.k.shape[:2]))
+
     def products(self) -> Tensor:
         """`scale * q.k`."""
+        if self.units is not None:
+            return self.by_units() * self.scale
         return self.unpack(self.pack(self.q) @ self.k.transpose(-1, -2)) * self.scale
 
     def products_again(self) -> Tensor:
         """The same, scaled before the sum over channels, which is taken in two parts."""
+        if self.units is not None:
+            return self.products()
         q, k, half = self.pack(self.q * self.scale), self.k.transpose(-1, -2), self.q.shape[-1] // 2
         return self.unpack(q[..., :half] @ k[..., :half, :] + q[..., half:] @ k[..., half:, :])
 

@@ -50,19 +50,21 @@ class Launch:
         if registers and torch.version.hip is None:
             self._options["maxnreg"] = registers
         self._compiled: dict[int, tuple[Any, Any, Any]] = {}
+        self._pointers: tuple[int, ...] = ()
 
     def __call__(self, programs: int, arguments: list[Any], device: torch.device) -> None:
         """Run `programs` programs on the tensors' device, on its current stream.
 
         Args:
-            arguments: of the kernel, without the variant, which comes last; tensors as such.
+            arguments: of the kernel, without the variant, which comes last; tensors as such. The list is
+                used up.
         """
         if programs == 0:
             return
         index = device.index
         if device.type == "cpu":
             self.kernel.jitted[(programs,)](*arguments, self.variant, num_warps=self.warps)
-        elif index == torch.cuda.current_device():
+        elif index == torch._C._cuda_getDevice():
             self._run(programs, arguments, index)
         else:
             with torch.cuda.device(index):
@@ -74,6 +76,7 @@ class Launch:
             start = time.perf_counter()
             compiled = self._bound(programs, arguments)
             self._compiled[index] = compiled.run, compiled.function, compiled.packed_metadata
+            self._pointers = tuple(n for n, x in enumerate(arguments) if isinstance(x, Tensor))
             name = (self.kernel.name, self.variant, index)
             first_call_seconds.setdefault(name, time.perf_counter() - start)
             return
@@ -83,6 +86,9 @@ class Launch:
             self._bound(programs, arguments)
             return
         run, function, metadata = ready
+        # As numbers, which Triton's launcher takes as they are: it would ask CUDA about each tensor.
+        for n in self._pointers:
+            arguments[n] = arguments[n].data_ptr()
         stream = torch._C._cuda_getCurrentRawStream(index)
         run(programs, 1, 1, stream, function, metadata, None, None, None, *arguments, self.variant)
 

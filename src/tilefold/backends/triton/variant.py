@@ -3,7 +3,9 @@ argument."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 BAND, ROWS, COLS, BITS = range(4)
 KINDS = {"band": BAND, "rows": ROWS, "cols": COLS, "bits": BITS}
@@ -12,11 +14,14 @@ KINDS = {"band": BAND, "rows": ROWS, "cols": COLS, "bits": BITS}
 #: score.
 NO_BIAS_GRADIENT, PER_ROW, PER_KEY, PER_SCORE = range(4)
 
+#: Stands for this file in the names under which Triton caches compiled kernels, which hold the values of a
+#: variant but not what its properties make of them.
+_SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 
 #: Lines per step of a repair, on either side. It multiplies in float32 without matrix units, since Triton 3.6
 #: miscompiles products for Hopper whose operands go through registers, as selected ones do, for some widths.
 REPAIR_LINES, REPAIR_CHUNK = 32, 16
-#: For heads wider than 256, which would not fit the shared memory of smaller GPUs else.
+#: For heads wider than 64: else it would spill, and the widest would not fit the shared memory of small GPUs.
 REPAIR_LINES_WIDE = 16
 
 
@@ -70,6 +75,7 @@ class Variant:
         SHARED: all batch elements and heads have the same table (known where it matters).
         SPLIT: tiles in a part of a long line (see `lists.Split`); 0 if no line is cut.
         WEIGHTED: parts are joined by weights of the softmax.
+        SOURCE: see above.
     """
 
     D: int
@@ -109,11 +115,12 @@ class Variant:
     SHARED: bool = False
     SPLIT: int = 0
     WEIGHTED: bool = False
+    SOURCE: str = _SOURCE
 
     @property
     def AGAIN(self) -> Variant:  # noqa: N802 - as the others
         """What repairs broken results."""
-        lines = REPAIR_LINES if max(self.D, self.DV) <= 256 else REPAIR_LINES_WIDE
+        lines = REPAIR_LINES if max(self.D, self.DV) <= 64 else REPAIR_LINES_WIDE
         return replace(self, CAREFUL=False, REPAIR=True, LINES=lines, CHUNK=REPAIR_CHUNK, WIDE=True, STAGES=1)
 
     @property
