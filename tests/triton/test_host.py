@@ -4,6 +4,7 @@ launches.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from triton import knobs
 
 from tilefold.backends.triton import forward
 from tilefold.backends.triton.arguments import dense_rows
-from tilefold.backends.triton.kernel import Launch, _listening
+from tilefold.backends.triton.kernel import Launch, _listening, first_call_seconds
 from tilefold.backends.triton.lists import FULL, PARTIAL, lists_of
 from tilefold.backends.triton.variant import Variant, power_of_two, split
 
@@ -70,34 +71,39 @@ def test_lists_hold_the_states_of_the_tiles(
         assert work.tolist() == sorted(work.tolist(), reverse=True)
 
 
-class _Ready(Launch):
-    """As after its first call on a GPU."""
+class _Played(Launch):
+    """On a GPU that only notes how it is called."""
 
     def __init__(self) -> None:
         super().__init__(forward.forward_kernel, Variant(16, 16, 16, 16), 4)
-        self.ran: list[str] = []
-        self._compiled[0] = (lambda *_: self.ran.append("straight"), None, None)
+        self.ran: list[tuple[str, list[Any]]] = []
 
     def _bound(self, programs: int, arguments: list[Any]) -> Any:
-        self.ran.append("bound")
+        self.ran.append(("bound", list(arguments)))
+
+        def straight(*given: Any) -> None:
+            self.ran.append(("straight", list(given[9:])))
+
+        return SimpleNamespace(run=straight, function=None, packed_metadata=None)
 
 
-def test_repeated_launches_skip_the_binding_unless_one_listens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_repeated_launches_skip_the_binding_unless_one_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    launch = _Ready()
-    launch._run(1, [], 0)
-    assert launch.ran == ["straight"]
+    launch, x = _Played(), torch.zeros(3)
+    for _ in range(2):
+        launch._run(1, [x, None, 7], 0)
     for hook in (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
         listener = list.append
         hook.add(listener)
         try:
-            launch._run(1, [], 0)
+            launch._run(1, [x, None, 7], 0)
         finally:
             hook.remove(listener)
-    launch._run(1, [], 0)
-    assert launch.ran == ["straight", "bound", "bound", "straight"]
+    launch._run(1, [x, None, 7], 0)
+    assert [how for how, _ in launch.ran] == ["bound", "straight", "bound", "bound", "straight"]
+    for how, arguments in launch.ran:
+        assert arguments == ([x, None, 7] if how == "bound" else [x.data_ptr(), None, 7, launch.variant])
+    assert len([name for name in first_call_seconds if name[1] == launch.variant]) == 1
     assert not _listening(None)
     assert _listening(print)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 from triton import knobs
 
 from .variant import Variant
