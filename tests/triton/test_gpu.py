@@ -16,6 +16,8 @@ from tilefold.testing.law import LAWS, Law
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from tilefold.backends.triton import lists
+
 pytestmark = pytest.mark.gpu
 
 
@@ -235,6 +237,65 @@ def test_compiles_whole() -> None:
     # The multiplication may be fused, which moves q by one rounding at most.
     for x, y in zip((whole, *_gradients(whole, leaves, dout)), expected, strict=True):
         assert float((x - y).detach().abs().max()) <= 2.0**-6 * float(y.detach().abs().max())
+
+
+def test_long_lines_of_bits_are_several_programs_and_in_a_graph_too() -> None:
+    """Global rows and keys see all of 8k positions, the others some hundreds."""
+    tensors = [_randn(1, 2, 8192, 64).requires_grad_() for _ in range(3)]
+    dout = _randn(1, 2, 8192, 64)
+    mask = masks.bigbird(window=3, global_blocks=1, random=3, block=64)
+
+    def run(backend: str = "triton") -> tuple[Tensor, ...]:
+        out = attention(*tensors, mask=mask, backend=backend)
+        return (out, *_gradients(out, tensors, dout))
+
+    found, expected = run(), run("eager")
+    spec, held = mask.spec()
+    form = masks.lower(spec, held, 1, 2, 8192, 8192, tensors[0].device)
+    assert any(kept.split is not None for kept in lists._kept[form].values())
+    for x, y in zip(found, expected, strict=True):
+        # The fold sums in float32; results of both are rounded to bfloat16.
+        assert float((x - y).float().norm()) < 0.02 * float(y.float().norm())
+    assert all(torch.equal(x, y) for x, y in zip(found, run(), strict=True))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(x, y) for x, y in zip(captured, found, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
+def test_what_is_hidden_may_be_nan(head_dim: int, dtype: str) -> None:
+    """With large tiles, whose programs repair what met a NaN."""
+    kind = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
+    tensors = [_randn(2, 2, 700, head_dim, dtype=kind) for _ in range(3)]
+    q, k, v = tensors
+    k[:, :, 360], v[:, :, 361], v[:, :, 600], q[:, :, 410] = (
+        float("nan"),
+        float("inf"),
+        float("nan"),
+        float("nan"),
+    )
+    cuts = torch.tensor([0, 130, 420, 700], device="cuda")
+    for mask in (
+        masks.causal(),
+        masks.documents(cuts, within=masks.causal()),
+        masks.window(50, 0),
+        masks.random_blocks(0.3, block=16),
+    ):
+        found = []
+        for backend in ("triton", "eager"):
+            leaves = [x.clone().requires_grad_() for x in tensors]
+            out = attention(*leaves, mask=mask, backend=backend)
+            found.append((out, *_gradients(out, leaves, torch.ones_like(out))))
+        for x, y in zip(*found, strict=True):
+            assert torch.equal(x.isnan(), y.isnan())
+            both = x.isfinite() & y.isfinite()
+            assert torch.equal(both, x.isfinite())
+            error, size = ((x - y)[both]).float().norm(), y[both].float().norm()
+            assert float(error) < (1e-5 if kind == torch.float32 else 0.02) * float(size)
 
 
 # -- numbers -------------------------------------------------------------------------------------------------
