@@ -4,6 +4,8 @@ launches.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,11 +79,14 @@ class _Played(Launch):
     def __init__(self) -> None:
         super().__init__(forward.forward_kernel, Variant(16, 16, 16, 16), 4)
         self.ran: list[tuple[str, list[Any]]] = []
+        self.alive: Any = None
 
     def _bound(self, programs: int, arguments: list[Any]) -> Any:
         self.ran.append(("bound", list(arguments)))
 
         def straight(*given: Any) -> None:
+            gc.collect()
+            assert self.alive is None or self.alive() is not None
             self.ran.append(("straight", list(given[9:])))
 
         return SimpleNamespace(run=straight, function=None, packed_metadata=None)
@@ -104,6 +109,10 @@ def test_repeated_launches_skip_the_binding_unless_one_listens(monkeypatch: pyte
     for how, arguments in launch.ran:
         assert arguments == ([x, None, 7] if how == "bound" else [x.data_ptr(), None, 7, launch.variant])
     assert len([name for name in first_call_seconds if name[1] == launch.variant]) == 1
+    # A tensor that nobody else holds lives until it is launched.
+    arguments = [torch.zeros(3), None, 7]
+    launch.alive = weakref.ref(arguments[0])
+    launch._run(1, arguments, 0)
     assert not _listening(None)
     assert _listening(print)
 

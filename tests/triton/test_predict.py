@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 
 from tilefold import explain, masks
 from tilefold.backends.triton import predict
-from tilefold.backends.triton.lists import lists_of
+from tilefold.backends.triton.lists import lists_of, part_size
 from tilefold.backends.triton.sizes import Sizes, kind_of, needed
 from tilefold.backends.triton.visits import visits_of
 from tilefold.cost import tiles
@@ -158,6 +158,23 @@ def test_long_lines_of_bits_are_several_programs() -> None:
     assert 0.0 < fixed < 16.0
 
 
+def test_parts_of_long_lines_take_memory() -> None:
+    """Every sixteenth line sees all, the others three blocks of 64: lines of 128 tiles in parts of 32."""
+    blocks = torch.eye(128, dtype=torch.bool)
+    blocks |= blocks.roll(5, 1) | blocks.roll(9, 1)
+    blocks[::16] = True
+    p = problem(8192, batch=1, head_dim=128)
+    found = declared(p, masks.block_sparse(blocks, 64))
+    counts = blocks.sum(1)[None]
+    size = part_size(counts)
+    assert size == 32
+    slots = 8 * 128 // size
+    sizes = Sizes(*tuned.shipped("sm90")["triton/forward/16/128/bits"])
+    parts = 4 * p.q_heads * slots * sizes.rows * (p.v_head_dim + 1)
+    lists = 4 * 128 * (128 + 3) + 4 * 128 * 128
+    assert found.extra_bytes == parts + lists
+
+
 @pytest.mark.parametrize("option", ["softcap", "alibi", "bias", "dropout"])
 def test_options_cost_time(option: str) -> None:
     p = problem(2048)
@@ -245,6 +262,8 @@ def test_sections_that_fit_the_cache_follow_one_another() -> None:
     # Three fit, and two sections of two are better than three and one.
     assert grid(costs, 4, pair_bytes=10).makespan(3, 60) == played([4, 4, 4, 4, 1, 1, 1, 1], 3)
     assert [section(16, fitting) for fitting in (0, 1, 3, 5, 8, 15, 16, 40)] == [1, 1, 4, 6, 8, 16, 16, 16]
+    # Heads of a group stay together.
+    assert [section(40, fitting, 8) for fitting in (1, 16, 24, 40)] == [8, 24, 40, 40]
     assert grid(costs, 4, pair_bytes=10, group=2).makespan(3, 20) == played([4, 4, 1, 1, 4, 4, 1, 1], 3)
     tables = torch.tensor([[4.0, 3.0], [1.0, 2.0]])
     assert grid(tables, 4, pair_bytes=10).makespan(3, 80) == played([4, 4, 3, 3, 1, 1, 2, 2], 3)

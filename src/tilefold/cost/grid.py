@@ -66,16 +66,18 @@ class Grid:
 
     def _started(self, cache_bytes: int) -> Tensor:
         """Costs of all programs, in the order of their start."""
-        span = section(self.pairs, cache_bytes // 2 // max(self.pair_bytes, 1) * self.group)
+        span = section(self.pairs, cache_bytes // 2 // max(self.pair_bytes, 1) * self.group, self.group)
         whole = self.costs.repeat_interleave(self.pairs // self.costs.shape[1], dim=1)
         return torch.cat([section.reshape(-1) for section in whole.split(span, dim=1)])
 
 
-def section(pairs: int, fitting: int) -> int:
-    """How many pairs make a section, where `fitting` ones fit half of the cache: so many more that the last
-    section is not a small one, whose long lines would be at work alone in the end.
+def section(pairs: int, fitting: int, group: int = 1) -> int:
+    """How many pairs make a section, a multiple of `group`, where `fitting` ones fit half of the cache: less
+    than twice as many, so that the last section is not a small one, whose long lines would be at work alone
+    in the end.
     """
-    return max(1, -(-pairs // max(1, pairs // max(1, fitting))))
+    groups = pairs // group
+    return max(1, -(-groups // max(1, groups // max(1, fitting // group)))) * group
 
 
 def _play(costs: list[float], places: int) -> float:

@@ -157,7 +157,8 @@ def traits(work: Work) -> dict[str, Any]:
         "MASK": variant.KINDS[form.kind],
         "INTERVALS": getattr(form, "count", 1),
         "STEPPED": isinstance(form, Band) and form.step != 1,
-        "CAREFUL": not whole,
+        # A dropped key is hidden, too: what stands behind its zero weight must not come through.
+        "CAREFUL": not whole or scores.dropout_p > 0.0,
         "PLAIN": half and not options and scores.scale > _LEAST_SCALE,
         "SOFTCAP": scores.softcap is not None,
         "ALIBI": slopes is not None,
@@ -258,7 +259,7 @@ class Kept:
 
 def span_of(work: Work, by_key: bool = False) -> int:
     """Pairs (batch element, head) that make a section (`cost.grid.section`): what their programs read, keys
-    and values or `by_key` the rows of their group, fits half of the L2 cache together.
+    and values or `by_key` the rows of their group, fits the L2 cache together.
     """
     p = work.problem
     group = max(p.group, 1)
@@ -267,7 +268,7 @@ def span_of(work: Work, by_key: bool = False) -> int:
     fitting = _l2_bytes(work.q.device) // 2 // max(size, 1)
     if by_key:
         return section(p.batch * p.k_heads, fitting)
-    return section(p.batch * p.q_heads, fitting * group)
+    return section(p.batch * p.q_heads, fitting * group, group)
 
 
 @functools.cache

@@ -3,8 +3,7 @@
 One program per tile of query rows. It folds the key tiles which its rows see into an un-normalised
 accumulator, full tiles first and without mask code, then the partial ones, and writes `out` and one `lse` per
 row. NaN or infinities behind the mask change nothing: where a result is NaN although tiles mix what is seen
-with what is hidden, the tile is flagged, and a second launch folds the flagged ones again, selecting hidden
-entries away.
+with what is hidden, the program folds its tile again, selecting hidden entries away.
 """
 
 # The functions of Triton are not Python: its types of values are known to its compiler only.

@@ -87,9 +87,11 @@ class Launch:
             self._bound(programs, arguments)
             return
         run, function, metadata = ready
-        # As numbers, which Triton's launcher takes as they are: it would ask CUDA about each tensor.
-        for n in self._pointers:
-            arguments[n] = arguments[n].data_ptr()
+        # As numbers, which Triton's launcher takes as they are: it would ask CUDA about each tensor. The list
+        # may be all that keeps a tensor alive until the launch.
+        held = [arguments[n] for n in self._pointers]
+        for n, tensor in zip(self._pointers, held, strict=True):
+            arguments[n] = tensor.data_ptr()
         stream = torch._C._cuda_getCurrentRawStream(index)
         run(programs, 1, 1, stream, function, metadata, None, None, None, *arguments, self.variant)
 

@@ -2,8 +2,8 @@
 full or partial by comparison with bounds or granules.
 
 A list takes four bytes per pair of tiles, 0.02 % of the score matrix in bytes at tiles of 128 x 64. It is
-made without reading the device, and kept with the form, so that all layers and steps that share a mask share
-its lists.
+kept with the form, so that all layers and steps that share a mask share its lists, and is made without
+reading the device, but for `Bits`, whose form is not made without that either.
 """
 
 from __future__ import annotations

@@ -250,7 +250,10 @@ class _Pass:
     def kernel(self, name: str, writes_bias: bool = False) -> None:
         """One of the kernels whose programs own a line of tiles."""
         p, kernel, sizes = self.p, _KERNELS[name], self.sizes(name)
-        found = visits_of(p, self.form, sizes, kernel.by_key).in_parts(self.form)
+        found = visits_of(p, self.form, sizes, kernel.by_key)
+        if self.may_split(name):
+            found, slots = found.in_parts(self.form, p.group if kernel.by_key else 1)
+            self._hold_parts(name, sizes, slots)
         lines, tables = found.full.shape
         pairs = p.batch * (p.k_heads if kernel.by_key else p.q_heads)
         if lines * pairs == 0:
@@ -275,6 +278,21 @@ class _Pass:
         rate = rate_of(self.names(name), p, sizes)
         costs = found.full + _PARTIAL * found.partial + rate.fixed
         self._add(name, sizes, rate, costs, pairs, elements, sum(slow.values()))
+
+    def may_split(self, name: str) -> bool:
+        """Whether long lines of `Bits` may go to several programs; see `backward._make`."""
+        return name == "forward" or self._way() not in (("key",) if _KERNELS[name].by_key else ("row",))
+
+    def _hold_parts(self, name: str, sizes: Sizes, slots: int) -> None:
+        """Results of programs that share a line, until they are joined."""
+        p, by_key = self.p, _KERNELS[name].by_key
+        widths = {"forward": p.v_head_dim + 1, "queries": p.head_dim, "dk": p.head_dim, "dv": p.v_head_dim}
+        width = widths.get(name, p.head_dim + p.v_head_dim)
+        lines = (
+            slots * (sizes.keys if by_key else sizes.rows) * p.batch * (p.k_heads if by_key else p.q_heads)
+        )
+        with self.heap.holding(parts=4 * lines * width):
+            pass
 
     def shared_bias(self) -> None:
         """`bias.bias_gradient`: a program has some tiles of the gradient, and visits whoever shares them."""

@@ -50,8 +50,8 @@ class Variant:
         MASK: BAND, ROWS, COLS or BITS.
         INTERVALS: per line of the table of ROWS or COLS.
         STEPPED: the band shows every `step`-th key only.
-        CAREFUL: tiles may mix what a row sees with what it does not see: a program with a NaN in its results
-            computes them again. REPAIR: it does, and selects away what is not seen.
+        CAREFUL: tiles may mix what a row sees with what it does not see, or drops: a program with a NaN in
+            its results computes them again. REPAIR: it does, and selects away what is not seen.
         LINES, CHUNK: the most lines of its own tile, and of the other side, that a program takes in one step.
         PLAIN: the score is nothing but a positive scale times the product, in a 16-bit dtype: the scale goes
             into the exponent.

@@ -32,19 +32,26 @@ class Visits:
     reads: Tensor
     elements: Tensor
 
-    def in_parts(self, form: Any) -> Visits:
-        """With long lines as the programs that share them (`lists.Split`), where all tables are one."""
+    def in_parts(self, form: Any, members: int) -> tuple[Visits, int]:
+        """With long lines as the programs that share them (`lists.Split`), where all tables are one; and how
+        many these are.
+
+        Args:
+            members: query heads whose visits are counted together.
+        """
         counts = self.full + self.partial
-        size = part_size(counts.t()) if form.kind == "bits" and counts.shape[1] == 1 else 0
+        size = part_size(counts.t() / members) if form.kind == "bits" and counts.shape[1] == 1 else 0
         if size == 0:
-            return self
+            return self, 0
+        size *= members
         parts = (counts / size).ceil().clamp(min=1).long()[:, 0]
         line = torch.arange(len(parts), device="cpu").repeat_interleave(parts)
         part = torch.arange(len(line), device="cpu") - (parts.cumsum(0) - parts).repeat_interleave(parts)
         work = (counts[line, 0] - part * size).clamp(max=size)
         order = work.argsort(descending=True, stable=True)
         share = (work / counts[line, 0].clamp(min=1))[order, None]
-        return Visits(*(x[line][order] * share for x in (self.full, self.partial, self.reads, self.elements)))
+        found = (x[line][order] * share for x in (self.full, self.partial, self.reads, self.elements))
+        return Visits(*found), int(parts[parts > 1].sum())
 
 
 def visits_of(p: Problem, form: Any, sizes: Sizes, by_key: bool) -> Visits:
