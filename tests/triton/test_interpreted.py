@@ -291,7 +291,7 @@ def test_a_call_is_one_launch_per_kernel() -> None:
 
 
 def test_what_is_dropped_is_hidden_under_every_mask() -> None:
-    """The weight of a dropped key is zero, which must not meet an infinity behind it, under a full mask too."""
+    """Its weight is zero, which must not meet an infinity behind it, under a full mask either."""
     q, k, v = (torch.randn(1, 1, length, 16) for length in (33, 64, 64))
     v[:, :, 5], dout = float("inf"), torch.randn(1, 1, 33, 16)
     dout[:, :, 7] = float("inf")
