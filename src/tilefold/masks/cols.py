@@ -19,9 +19,8 @@ class Cols:
     """`bounds`: int32 `[Bm, Hm, Lk, 2 * n]`, n in {1, 2}: (s1, e1, s2, e2), half-open HIDDEN query intervals
     of each key.
 
-    Sorted, disjoint, not touching, inside `[0, Lq]`; an unused interval is (0, 0), the first of
-    two if the other one does not start at 0. `Bm` is 1 or B, `Hm` is 1
-    or Hq.
+    Sorted, disjoint, not touching, inside `[0, Lq]`; an unused interval is (0, 0), the first of two if the
+    other one does not start at 0. `Bm` is 1 or B, `Hm` is 1 or Hq.
     """
 
     bounds: Tensor

@@ -18,9 +18,8 @@ class Rows:
     """`bounds`: int32 `[Bm, Hm, Lq, 2 * n]`, n in {1, 2}: (s1, e1, s2, e2), half-open VISIBLE key intervals
     of each row.
 
-    Sorted, disjoint, not touching, inside `[0, Lk]`; an unused interval is (0, 0), the first of
-    two if the other one does not start at 0. `Bm` is 1 or B, `Hm` is 1
-    or Hq.
+    Sorted, disjoint, not touching, inside `[0, Lk]`; an unused interval is (0, 0), the first of two if the
+    other one does not start at 0. `Bm` is 1 or B, `Hm` is 1 or Hq.
     """
 
     bounds: Tensor

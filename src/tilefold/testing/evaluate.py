@@ -95,7 +95,7 @@ def baselines(call: Call, truths: Results) -> list[Results]:
     narrow, wide = (
         call.map(lambda x, d=d: x.to(d)) for d in (dtype, torch.promote_types(dtype, torch.float32))
     )
-    found = []
+    found, overflown = [], set()
     for run in (lambda c: gradients(by_reference, c), lambda c: textbook.results(c, stored=dtype)):
         results = run(narrow)
         broken = [
@@ -104,10 +104,11 @@ def baselines(call: Call, truths: Results) -> list[Results]:
         if broken:
             kept = run(wide)
             results |= {name: kept[name] for name in broken}
+        overflown.update(broken)
         found.append(results)
-        if broken and call.q.is_cuda and dtype.itemsize == 2:
-            kept = textbook.results(wide, stored=dtype, units=dtype)
-            found.append(results | {name: kept[name] for name in broken})
+    if overflown and call.q.is_cuda and dtype.itemsize == 2:
+        kept = textbook.results(wide, stored=dtype, units=dtype)
+        found.append(found[-1] | {name: kept[name] for name in overflown})
     return found
 
 

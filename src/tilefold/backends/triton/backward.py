@@ -28,7 +28,7 @@ from .bias import bias_gradient, way_of
 from .kernel import Kernel, Launch
 from .lists import Split, lists_of
 from .parts import join, room
-from .sizes import even, kind_of, needed, sizes_of
+from .sizes import kind_of, needed, sizes_of
 from .tile import (
     BAND,
     COLS,
@@ -573,11 +573,7 @@ def _make(work: Work, kernel: str, more: Any) -> _Made:
         )
     split = None if lists is None else lists.split
     C = Variant(
-        BM=sizes.rows,
-        BN=sizes.keys,
-        STAGES=sizes.stages,
-        LOOPS=sizes.loops,
-        EVEN=even(p, sizes),
+        **sizes.constants(p),
         SPLIT=0 if split is None else split.size,
         OUT_UNIT=_out_unit(p),
         **traits(work),

@@ -24,7 +24,7 @@ from tilefold.problem import Problem
 from .arguments import Kept, MaskArguments, in_units, of_mask, of_scores, traits
 from .kernel import Kernel, Launch
 from .lists import lists_of
-from .sizes import even, kind_of, needed
+from .sizes import kind_of, needed
 from .tile import (
     BAND,
     LOG2E,
@@ -194,10 +194,7 @@ def _make(work: Work, _: str, __: Any) -> _Made:
     if form.kind != "band":
         lists = lists_of(form, p.q_length, p.k_length, sizes.rows, sizes.keys, by_key=False)
     C = Variant(
-        BM=sizes.rows,
-        BN=sizes.keys,
-        STAGES=sizes.stages,
-        EVEN=even(p, sizes),
+        **sizes.constants(p),
         SHARED=form.kind != "band" and form.tensors()[0].shape[:2].numel() == 1,
         **(traits(work) | {"CAREFUL": False}),
     )

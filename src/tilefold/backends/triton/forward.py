@@ -23,7 +23,7 @@ from .arguments import Kept, MaskArguments, of_mask, of_scores, rows_of, span_of
 from .kernel import Kernel, Launch
 from .lists import Split, lists_of
 from .parts import join, room
-from .sizes import even, kind_of, needed
+from .sizes import kind_of, needed
 from .tile import (
     BAND,
     LN2,
@@ -308,11 +308,7 @@ def _make(work: Work, _: str, heads_outside: Any) -> _Made:
     B, H, L, Dv = p.batch, p.q_heads, p.q_length, p.v_head_dim
     out_unit = 8 if Dv % 8 == 0 else 1
     C = Variant(
-        BM=sizes.rows,
-        BN=sizes.keys,
-        STAGES=sizes.stages,
-        LOOPS=sizes.loops,
-        EVEN=even(p, sizes),
+        **sizes.constants(p),
         SPLIT=0 if split is None else split.size,
         OUT_UNIT=out_unit,
         **traits(work),

@@ -118,23 +118,31 @@ def _split(lists: Lists) -> Lists:
     size = part_size(counts)
     if size == 0:
         return lists
-    parts = (-(-counts // size)).clamp(min=1)
-    items, joins = [], []
-    for n, own in zip(counts, parts, strict=True):
-        line = torch.arange(lines, device="cpu").repeat_interleave(own)
-        part = torch.arange(len(line), device="cpu") - (own.cumsum(0) - own).repeat_interleave(own)
+    items, joins, used = [], [], 0
+    for n in counts:
+        own, line, part, work = cut(n, size)
         several = own > 1
         slots = torch.where(several, own, 0)
+        used = max(used, int(slots.sum()))
         slot = torch.where(several, slots.cumsum(0) - slots, -1)
         place = torch.where(several[line], slot[line] + part, -1)
-        work = (n[line] - part * size).clamp(max=size)
         item = torch.stack([line, part * size, place], -1)
         items.append(item[work.argsort(descending=True, stable=True)])
         joins.append(torch.stack([torch.arange(lines, device="cpu"), slot, own], -1)[several])
     device = lists.order.device
     order = _stacked(items, (-1, 0, -1)).to(device)
-    split = Split(size, int(parts.where(parts > 1, 0).sum(-1).max()), _stacked(joins, (0, 0, 0)).to(device))
+    split = Split(size, used, _stacked(joins, (0, 0, 0)).to(device))
     return Lists(lists.tiles, lists.counts, order, split)
+
+
+def cut(counts: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The parts of lines of so many tiles `[lines]`, `size` tiles each but for the last of a line: how many
+    each line has; and for each part its line, its number in it, and its tiles.
+    """
+    own = (counts / size).ceil().clamp(min=1).long()
+    line = torch.arange(len(counts), device="cpu").repeat_interleave(own)
+    part = torch.arange(len(line), device="cpu") - (own.cumsum(0) - own).repeat_interleave(own)
+    return own, line, part, (counts[line] - part * size).clamp(max=size)
 
 
 def part_size(counts: Tensor) -> int:

@@ -28,6 +28,17 @@ class Sizes(NamedTuple):
     loops: int = 2
     registers: int = 0
 
+    def constants(self, problem: Problem) -> dict[str, Any]:
+        """What of a call's kernels they settle; see `variant.Variant`."""
+        whole = problem.q_length % self.rows == 0 and problem.k_length % self.keys == 0
+        return {
+            "BM": self.rows,
+            "BN": self.keys,
+            "STAGES": self.stages,
+            "LOOPS": self.loops,
+            "EVEN": whole,
+        }
+
 
 def names_of(kernel: str, problem: Problem, kind: str) -> list[str]:
     """Entries of the table that hold, the most special one first.
@@ -66,8 +77,3 @@ def kind_of(form: Any) -> str:
     """The kind of a lowered mask as far as it bears on sizes."""
     bounded = form.kind == "band" and form.lo is not None and form.hi is not None
     return "short" if bounded else form.kind
-
-
-def even(problem: Problem, sizes: Sizes) -> bool:
-    """Whether both lengths are multiples of the tile's."""
-    return problem.q_length % sizes.rows == 0 and problem.k_length % sizes.keys == 0

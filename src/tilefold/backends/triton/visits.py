@@ -13,7 +13,7 @@ from tilefold.masks.band import Band
 from tilefold.problem import Problem
 
 from .arguments import FAR
-from .lists import part_size
+from .lists import cut, part_size
 from .sizes import Sizes
 
 
@@ -43,11 +43,7 @@ class Visits:
         size = part_size(counts.t() / members) if form.kind == "bits" and counts.shape[1] == 1 else 0
         if size == 0:
             return self, 0
-        size *= members
-        parts = (counts / size).ceil().clamp(min=1).long()[:, 0]
-        line = torch.arange(len(parts), device="cpu").repeat_interleave(parts)
-        part = torch.arange(len(line), device="cpu") - (parts.cumsum(0) - parts).repeat_interleave(parts)
-        work = (counts[line, 0] - part * size).clamp(max=size)
+        parts, line, _, work = cut(counts[:, 0], size * members)
         order = work.argsort(descending=True, stable=True)
         share = (work / counts[line, 0].clamp(min=1))[order, None]
         found = (x[line][order] * share for x in (self.full, self.partial, self.reads, self.elements))
