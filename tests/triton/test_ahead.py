@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -263,6 +264,21 @@ def _compiles(point: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("point", [*_SOME, *_MLA], ids=_name)
 def test_a_sample_of_variants_compiles(point: tuple[Any, ...]) -> None:
     _compiles(point)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_kernels_of_a_chain_wait_where_they_must(place: int) -> None:
+    """The first one before it reads anything, later ones when they have written everything."""
+    C = Variant(64, 64, 64, 64, UNIT=8, OUT_UNIT=8, PLAIN=True, CHAIN=place)
+    text = compiled(backward.queries_kernel, C, "bf16", 4, "sm90").asm["ptx"]
+    orders = re.findall(r"griddepcontrol\.\w+|ld\.global|cp\.async|st\.global", text)
+    signs = [order for order in orders if order.startswith("griddepcontrol")]
+    begins, waits = "griddepcontrol.launch_dependents", "griddepcontrol.wait"
+    assert signs == [[], [waits, begins], [begins, waits]][place]
+    if place == 1:
+        assert orders[:2] == signs
+    elif place == 2:
+        assert orders[-1] == waits
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tilefold.testing.bounds import memory_checked
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from tilefold.backends.triton import arguments, sizes
+from tilefold.backends.triton import backend as triton_backend
 
 pytestmark = pytest.mark.interpreter
 
@@ -58,6 +60,18 @@ def test_no_more_heads_share_a_section_than_there_are(monkeypatch: pytest.Monkey
     assert not out.any() and bool((lse == -torch.inf).all())
     work = type("Work", (), {"problem": Problem(1, 2, 2, 33, 0, 16, 16, q.dtype), "q": q})
     assert arguments.span_of(work) == 2  # pyright: ignore[reportArgumentType]
+
+
+def test_only_gpus_chain_kernels() -> None:
+    assert not arguments.chains(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("change", [{"q_length": 1 << 29}, {"k_length": 1 << 29}])
+def test_numbers_of_rows_and_keys_fit_32_bits_with_room_to_spare(change: dict[str, int]) -> None:
+    problem = Problem(1, 1, 1, 64, 64, 16, 16, torch.float16)
+    assert triton_backend.why_not(problem, Band(None, 0)) == []
+    (reason,) = triton_backend.why_not(replace(problem, **change), Band(None, 0))  # pyright: ignore[reportArgumentType]
+    assert reason == f"its kernels take fewer than 2^29 {'rows' if 'q_length' in change else 'keys'}"
 
 
 def test_rectangles_take_out_and_lse_of_another_dtype() -> None:

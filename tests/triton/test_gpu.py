@@ -16,7 +16,9 @@ from tilefold.testing.law import LAWS, Law
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from tilefold.backends.triton import lists
+from tilefold.backends.triton import backward, delta, lists
+from tilefold.backends.triton import bias as bias_file
+from tilefold.backends.triton.arguments import chains
 
 pytestmark = pytest.mark.gpu
 
@@ -263,6 +265,38 @@ def test_long_lines_of_bits_are_several_programs_and_in_a_graph_too() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(x, y) for x, y in zip(captured, found, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 200, 64), (2, 8, 2048, 128), (1, 4, 1500, 256)])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("mask", [masks.full(), masks.causal()])
+def test_kernels_of_a_chain_see_what_earlier_ones_wrote(
+    mask: masks.Mask, with_bias: bool, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that begin before the one ahead is done compute, bit for bit, what they compute one after the
+    other; and memory that is given back meanwhile may be taken again at once.
+    """
+    if not chains(torch.device("cuda", torch.cuda.current_device())):
+        pytest.skip("needs programmatic dependent launch, compute capability 9.0")
+    tensors, dout = [_randn(*shape).requires_grad_() for _ in range(3)], _randn(*shape)
+    bias = _randn(1, shape[1], shape[2], shape[2]).requires_grad_() if with_bias else None
+    leaves = tensors if bias is None else [*tensors, bias]
+
+    def run() -> list[Tensor]:
+        out = attention(*tensors, mask=mask, bias=bias, backend="triton")
+        found = [out, *_gradients(out, leaves, dout)]
+        # Results are overwritten as soon as they were read.
+        kept = [x.clone() for x in found]
+        for x in found:
+            x.detach().zero_()
+        return kept
+
+    together = [run() for _ in range(8)]
+    for module in (backward, bias_file, delta):
+        monkeypatch.setattr(module, "chains", lambda device: False)
+    apart = run()
+    for found in together:
+        assert all(torch.equal(x, y) for x, y in zip(found, apart, strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])

@@ -31,8 +31,11 @@ import triton
 import triton.language as tl
 
 from tilefold.backends.triton import backward, bias, forward, lists, sizes
+from tilefold.backends.triton import keys as keys_file
+from tilefold.backends.triton import queries as queries_file
 from tilefold.backends.triton.arguments import Kept
 from tilefold.backends.triton.tile import place, tanh
+from tilefold.backends.triton.variant import Variant
 
 pytestmark = pytest.mark.interpreter
 
@@ -215,9 +218,12 @@ def test_rows_past_the_end_see_no_key(kind: str, value: float) -> None:
 
 
 @triton.jit
-def _place_kernel(out, lines: tl.int32, pairs: tl.int32, span: tl.int32, reverse: tl.int32):
+def _place_kernel(
+    out, lines: tl.int32, pairs: tl.int32, span: tl.int32, reverse: tl.int32, heads: tl.int32,
+    C: tl.constexpr,
+):  # fmt: skip
     pid = tl.program_id(0)
-    line, pair = place(pid, lines, pairs, span, reverse)
+    line, pair = place(pid, lines, pairs, span, reverse, heads, C)
     tl.store(out + 2 * pid, line)
     tl.store(out + 2 * pid + 1, pair)
 
@@ -230,12 +236,19 @@ def test_programs_share_the_work_once_and_in_sections(
     lines: int, pairs: int, span: int, reverse: int
 ) -> None:
     out = torch.full((lines * pairs, 2), -1, dtype=torch.int32)
-    _place_kernel[(lines * pairs,)](out, lines, pairs, span, reverse)
+    _place_kernel[(lines * pairs,)](out, lines, pairs, span, reverse, 1, Variant(16, 16, 16, 16))
     visited = [tuple(place) for place in out.tolist()]
     assert sorted(visited) == [(line, pair) for line in range(lines) for pair in range(pairs)]
     # One section of heads after the other; within one, the lines in order.
     order = [(pair // span, -line if reverse else line) for line, pair in visited]
     assert order == sorted(order)
+
+
+def test_programs_that_share_a_bias_are_neighbours() -> None:
+    """Of two batch elements with three heads: those of one head come one after the other."""
+    out = torch.full((12, 2), -1, dtype=torch.int32)
+    _place_kernel[(12,)](out, 2, 6, 4, 0, 3, Variant(16, 16, 16, 16, BATCHES_FIRST=True))
+    assert [pair for _, pair in out.tolist()] == [0, 3, 1, 4, 0, 3, 1, 4, 2, 5, 2, 5]
 
 
 @triton.jit
@@ -312,7 +325,7 @@ def test_programs_repair_what_met_a_nan_and_nothing_else(monkeypatch: pytest.Mon
     rows reach both tiles of keys.
     """
     repairs: list[str] = []
-    for module, name in ((forward, "forward"), (backward, "keys"), (backward, "queries")):
+    for module, name in ((forward, "forward"), (keys_file, "keys"), (queries_file, "queries")):
         real = getattr(module, f"{name}_again")
 
         def again(*arguments: Any, real: Any = real, name: str = name) -> None:

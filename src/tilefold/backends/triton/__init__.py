@@ -17,7 +17,7 @@ from tilefold.problem import Problem
 from . import backward as _backward
 from . import bias as _bias
 from . import forward as _forward
-from .arguments import FAR, LONGEST, interpreted
+from .arguments import FAR, LONGEST, MOST, interpreted
 
 #: The widest head that the kernels hold.
 WIDEST = 576
@@ -83,6 +83,9 @@ class TritonBackend:
         )  # fmt: skip
         if max(abs(end) for end in ends) >= FAR:
             reasons.append(f"its kernels count positions below 2^{FAR.bit_length() - 1}")
+        for name, length in (("rows", problem.q_length), ("keys", problem.k_length)):
+            if length >= MOST:
+                reasons.append(f"its kernels take fewer than 2^{MOST.bit_length() - 1} {name}")
         return reasons
 
     def forward(self, work: Work) -> tuple[Tensor, Tensor]:

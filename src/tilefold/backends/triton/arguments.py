@@ -22,6 +22,8 @@ from .lists import Lists
 
 #: Stands for "unbounded" in 32-bit arithmetic on positions.
 FAR = 1 << 30
+#: Rows and keys are fewer than this: with FAR added, differences of their numbers stay within 32 bits.
+MOST = FAR >> 1
 #: The longest stride of a row, in elements: a tile's offsets stay within 32 bits.
 LONGEST = 1 << 23
 _MOST_KEPT = 2048
@@ -33,6 +35,14 @@ _held_by_graphs: list[Any] = []
 def interpreted() -> bool:
     """Whether Triton's interpreter stands in for a GPU."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+@functools.cache
+def chains(device: torch.device) -> bool:
+    """Whether kernels there may begin before those ahead of them on their stream are done."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def dense_rows(x: Tensor) -> Tensor:
@@ -174,7 +184,9 @@ def traits(work: Work) -> dict[str, Any]:
     if scores.bias is not None:
         found["BIAS"] = True
         found["BIAS_UNIT"] = unit_of_bias(scores.bias)
-        found["BIAS_DENSE"] = strides_of_bias(scores.bias)[3] == 1
+        batch, head, _, key = strides_of_bias(scores.bias)
+        found["BIAS_DENSE"] = key == 1
+        found["BATCHES_FIRST"] = batch == 0 and head != 0 and problem.batch > 1
     return found
 
 

@@ -21,7 +21,7 @@ from tilefold.masks.band import Band
 from tilefold.planning.backend import Work
 from tilefold.problem import Problem
 
-from .arguments import Kept, MaskArguments, in_units, of_mask, of_scores, traits
+from .arguments import Kept, MaskArguments, chains, in_units, of_mask, of_scores, traits
 from .kernel import Kernel, Launch
 from .lists import lists_of
 from .sizes import kind_of, needed
@@ -30,9 +30,12 @@ from .tile import (
     LOG2E,
     add_product,
     band_tiles,
+    begin_chained,
+    end_chained,
     kept,
     load_bias,
     load_tile,
+    probability,
     product,
     row_values,
     scored,
@@ -81,6 +84,7 @@ def bias_kernel(
     """
     BM: tl.constexpr = C.BM
     BN: tl.constexpr = C.BN
+    begin_chained(C)
     # Whether everybody who shares the tile sees the same of it.
     SAME: tl.constexpr = C.MASK == BAND or C.SHARED
     first = tl.program_id(0) % chunks * chunk
@@ -117,7 +121,7 @@ def bias_kernel(
         if not SAME:
             seen = visible(
                 rows, keys, n0, q_length, k_length, lo, hi, step, b * table_b + h * table_h, bounds, index,
-                rows, BAND, BN, C.MASK, C.INTERVALS, C.STEPPED,
+                rows, BAND, BN, C,
             )  # fmt: skip
             share = tl.max(tl.ravel(seen.to(tl.int32)), axis=0)
         if SAME or share > 0:
@@ -154,7 +158,7 @@ def bias_kernel(
                 :, None
             ]
             delta_i = row_values(delta, b, h, heads, m0, q_length, BM, 0.0, not C.EVEN, C.EVEN)[:, None]
-            p = tl.exp2((s - logs_i) * LOG2E)
+            p = probability(s, logs_i, LOG2E, C)
             if C.DROPOUT:
                 keep = kept(
                     rows, keys, n0, b + batch_origin, h + head_origin, q_length, k_length, row_table,
@@ -169,11 +173,12 @@ def bias_kernel(
                 # What a tile does not show may be NaN.
                 seen = visible(
                     rows, keys, n0, q_length, k_length, lo, hi, step, 0 * first_b, bounds, index, rows, BAND,
-                    BN, C.MASK, C.INTERVALS, C.STEPPED,
+                    BN, C,
                 )  # fmt: skip
                 total = tl.where(seen, total, 0.0)
             at_first = owner.to(tl.int64) * q_length + m0
             store_scores(dbias, at_first, n0, total, rows, keys, q_length, k_length, C)
+    end_chained(C)
 
 
 class _Made(NamedTuple):
@@ -187,7 +192,7 @@ class _Made(NamedTuple):
     k_lines: int
 
 
-def _make(work: Work, _: str, __: Any) -> _Made:
+def _make(work: Work, _: str, chain: Any) -> _Made:
     p, form, bias = work.problem, work.form, work.scores.bias
     assert bias is not None
     sizes, lists = needed("bias", p, kind_of(form)), None
@@ -195,6 +200,7 @@ def _make(work: Work, _: str, __: Any) -> _Made:
         lists = lists_of(form, p.q_length, p.k_length, sizes.rows, sizes.keys, by_key=False)
     C = Variant(
         **sizes.constants(p),
+        CHAIN=chain,
         SHARED=form.kind != "band" and form.tensors()[0].shape[:2].numel() == 1,
         **(traits(work) | {"CAREFUL": False}),
     )
@@ -213,19 +219,20 @@ def chunk_of(sharing: int, lines: int) -> int:
 _kept = Kept(_make)
 
 
-def bias_gradient(work: Work, dout: Tensor, logs: Tensor, deltas: Tensor) -> Tensor:
+def bias_gradient(work: Work, dout: Tensor, logs: Tensor, deltas: Tensor, follows: bool) -> Tensor:
     """The gradient of a bias `[.., Lq, Lk]` in its shape. q, k, v and dout as `dense_rows` leaves them, logs
-    and deltas as `delta.fill` does.
+    and deltas as `delta.fill` does. `follows`: the launch before was that of a kernel of the same chain.
     """
     p, bias = work.problem, work.scores.bias
     assert bias is not None
-    made: _Made = _kept.get(work)
     b, h, _, _ = (1,) * (4 - bias.dim()) + tuple(bias.shape)
     # Tiles that nobody sees are not visited, nor is anything where nobody is.
     full = isinstance(work.form, Band) and work.form.is_full and p.batch * p.q_heads > 0
     dbias = (torch.empty if full else torch.zeros)(
         (b, h, p.q_length, p.k_length), dtype=bias.dtype, device=bias.device
     )
+    chain = (2 if follows and full else 1) if chains(bias.device) else 0
+    made: _Made = _kept.get(work, "", chain)
     unit = 16 // work.q.element_size()
     arguments = [
         work.q, work.k, work.v, dout, logs, deltas, dbias,

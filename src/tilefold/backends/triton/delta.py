@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tilefold.planning.backend import Work
 
-from .arguments import Kept, in_units, traits
+from .arguments import Kept, chains, in_units
 from .kernel import Kernel, Launch
-from .tile import LOG2E, add_product, load_tile, product
+from .tile import LOG2E, add_product, begin_chained, load_tile, product
 from .variant import Variant
 
 
@@ -30,10 +30,11 @@ def delta_kernel(
 ):  # fmt: skip
     """`delta = rowsum(dout * out) - dlse` and `logs`, the lse, fp32 `[B, Hq, Lq]` dense, and each tile's
     share of the gradient of the sink, fp32 `[B, Hq, lines]`. Rows that saw nothing have delta 0 and +inf in
-    logs, so that their probabilities are 0. PLAIN scores have logs in base 2.
+    logs, so that their probabilities are 0. Logs are in base 2 where `Variant.BASE2` says so.
 
     Grid: `lines * B * Hq`.
     """
+    begin_chained(C)
     BM: tl.constexpr = C.BM
     EXACT: tl.constexpr = C.UNIT == 4
     line, pair = tl.program_id(0) % lines, tl.program_id(0) // lines
@@ -64,7 +65,7 @@ def delta_kernel(
     alive = lse_i != -float("inf")
     total = tl.where(alive, total, 0.0)
     tl.store(delta + pair.to(tl.int64) * q_length + row, total, mask=inside)
-    logs_i = tl.where(alive, lse_i * LOG2E if C.PLAIN else lse_i, float("inf"))
+    logs_i = tl.where(alive, lse_i * LOG2E if C.BASE2 else lse_i, float("inf"))
     tl.store(logs + pair.to(tl.int64) * q_length + row, logs_i, mask=inside)
     if C.SINK:
         logit = tl.load(sink + h).to(tl.float32)
@@ -75,8 +76,8 @@ def delta_kernel(
 def _make(work: Work, _: str, more: Any) -> tuple[Launch, int]:
     p = work.problem
     rows = 64 if p.v_head_dim <= 128 else 16
-    plain, unit = traits(work)["PLAIN"], 16 // p.dtype.itemsize
-    C = Variant(p.head_dim, p.v_head_dim, rows, rows, PLAIN=plain, UNIT=unit, STAGES=1, **dict(more))
+    unit = 16 // p.dtype.itemsize
+    C = Variant(p.head_dim, p.v_head_dim, rows, rows, UNIT=unit, STAGES=1, **dict(more))
     return Launch(delta_kernel, C, 4), -(-p.q_length // rows)
 
 
@@ -98,7 +99,9 @@ def fill(
     """
     p, sink = work.problem, work.scores.sink if sink_wanted else None
     sink = None if sink is None else sink.contiguous()
-    more = (("SINK", sink is not None), ("LSE_GRADIENT", dlse is not None))
+    more = (
+        ("SINK", sink is not None), ("LSE_GRADIENT", dlse is not None), ("CHAIN", int(chains(out.device))),
+    )  # fmt: skip
     launch, lines = _kept.get(work, str(None if dlse is None else dlse.dtype), more)
     sums = None if sink is None else deltas.new_empty(p.batch, p.q_heads, lines)
     unit = 16 // out.element_size()

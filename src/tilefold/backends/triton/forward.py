@@ -86,7 +86,7 @@ def forward_kernel(
     PHASES: tl.constexpr = FIRST + 1 if FIRST > 0 else 2
 
     STEPS: tl.constexpr = OWN // BM
-    line, pair = place(tl.program_id(0), lines, pairs, span, reverse)
+    line, pair = place(tl.program_id(0), lines, pairs, span, reverse, heads, C)
     b, h = pair // heads, pair % heads
     table = b * table_b + h * table_h
     line, first_tile, slot = item(order, table, lines, line, C)
@@ -175,20 +175,20 @@ def forward_kernel(
                     if i >= full:
                         inside = visible(
                             rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index, edges,
-                            ROWS, BN, C.MASK, C.INTERVALS, C.STEPPED,
+                            ROWS, BN, C,
                         )  # fmt: skip
                         s = tl.where(inside, s, -float("inf"))
                 elif PHASE == 1 or PHASE == 2:
                     seen = visible(
                         rows, keys, n0, q_length, k_length, lo, hi, step, table, bounds, index, edges,
-                        ROWS, BN, C.MASK, C.INTERVALS, C.STEPPED,
+                        ROWS, BN, C,
                     )  # fmt: skip
                     s = tl.where(seen, s, -float("inf"))
 
                 m_new = tl.maximum(m_i, tl.max(s, 1))
                 # A row that has seen nothing has no maximum; any finite reference gives the right zeros.
                 reference = m_new if PHASE == 0 and not BIAS else tl.where(m_new == -float("inf"), 0.0, m_new)
-                if PLAIN:
+                if C.BASE2:
                     reference *= factor
                     p = tl.exp2(s * factor - reference[:, None])
                     alpha = tl.exp2(m_i * factor - reference)
@@ -214,8 +214,9 @@ def forward_kernel(
 
         # Back to natural units, without the rounding of the reference in base 2.
         slip = tl.zeros([BM], tl.float32)
-        if PLAIN:
+        if C.BASE2:
             slip = tl.where(m_i == -float("inf"), 0.0, tl.fma(m_i, factor, -(m_i * factor)))
+        if PLAIN:
             m_i = m_i * scale
         if C.SINK:
             logit = tl.load(sink + h).to(tl.float32)

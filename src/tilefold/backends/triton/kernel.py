@@ -48,6 +48,8 @@ class Launch:
     def __init__(self, kernel: Kernel, variant: Variant, warps: int, registers: int = 0) -> None:
         self.kernel, self.variant, self.warps = kernel, variant, warps
         self._options: dict[str, Any] = {"num_stages": variant.STAGES, "enable_fp_fusion": True}
+        if variant.CHAIN > 0:
+            self._options["launch_pdl"] = True
         if registers and torch.version.hip is None:
             self._options["maxnreg"] = registers
         self._compiled: dict[int, tuple[Any, Any, Any]] = {}

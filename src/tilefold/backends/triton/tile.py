@@ -229,7 +229,33 @@ def visited(i, begin, full_begin, full_stop, tiles, MASK: tl.constexpr, PHASE: t
 
 
 @triton.jit
-def place(pid, lines, pairs, span, reverse):
+def begin_chained(C: tl.constexpr):
+    """What comes first in every kernel of a chain; see `Variant.CHAIN`."""
+    if C.CHAIN == 1:
+        await_earlier()
+    if C.CHAIN > 0:
+        tl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def end_chained(C: tl.constexpr):
+    """What comes last in every kernel of a chain."""
+    if C.CHAIN == 2:
+        await_earlier()
+
+
+@triton.jit
+def await_earlier():
+    """Wait for the end of the kernel before this one on its stream."""
+    tl.inline_asm_elementwise(
+        "griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def place(pid, lines, pairs, span, reverse, heads, C: tl.constexpr):
     """Which line of tiles and which (batch element, head) a program works on.
 
     Pairs go in sections of `span`, whose keys and values fit the L2 cache together; inside a section, lines
@@ -240,7 +266,11 @@ def place(pid, lines, pairs, span, reverse):
     width = tl.minimum(span, pairs - section * span)
     slot = inner // width
     line = tl.where(reverse != 0, lines - 1 - slot, slot)
-    return line, section * span + inner % width
+    pair = section * span + inner % width
+    if C.BATCHES_FIRST:
+        batches = pairs // heads
+        pair = pair % batches * heads + pair // batches
+    return line, pair
 
 
 @triton.jit
@@ -318,48 +348,44 @@ def granule_word(words, line, found, HALF: tl.constexpr):
 
 @triton.jit
 def visible(
-    rows,
-    keys,
-    k0,
-    q_length,
-    k_length,
-    lo,
-    hi,
-    step,
-    table,
-    bounds,
-    index,
-    edges,
-    HELD: tl.constexpr,
-    BN: tl.constexpr,
-    MASK: tl.constexpr,
-    INTERVALS: tl.constexpr,
-    STEPPED: tl.constexpr,
-):
+    rows, keys, k0, q_length, k_length, lo, hi, step, table, bounds, index, edges, HELD: tl.constexpr,
+    BN: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     """Which elements of a tile are visible.
 
     `k0` is the tile's first key, `table` the table's number. `bounds` are those of ROWS and COLS, or the
     words of BITS, whose `index` has -1 for an empty granule and -2 for a full one. `edges` are those of the
-    tile's lines if MASK is HELD; else they are loaded here.
+    tile's lines if C.MASK is HELD; else they are loaded here. HELD says whose lines a thread has few of,
+    those of keys (COLS) or else of rows.
     """
-    if MASK == BAND:
-        offset = keys - rows - (k_length - q_length)
-        seen = (offset >= lo) & (offset <= hi) & (keys < k_length) & (rows < q_length)
-        if STEPPED:
+    INTERVALS: tl.constexpr = C.INTERVALS
+    if C.MASK == BAND:
+        # Each line's ends are worked out once; an element takes two comparisons.
+        shift = k_length - q_length
+        if HELD == COLS:
+            seen = (rows <= keys - (shift + lo)) & (rows >= keys - (shift + hi))
+        else:
+            seen = (keys >= rows + (shift + lo)) & (keys <= rows + (shift + hi))
+        if C.STEPPED:
             # The remainder has the sign of the offset, so that zero is the only thing to ask for.
-            seen = seen & (offset % step == 0)
+            seen = seen & ((keys - rows - shift) % step == 0)
+        if not C.EVEN:
+            seen = seen & (keys < k_length) & (rows < q_length)
         return seen
-    elif MASK == ROWS:
+    elif C.MASK == ROWS:
         if HELD == ROWS:
             return in_edges(edges, keys, INTERVALS)
         else:
             return in_edges(edges_of(bounds, table, rows, q_length, True, INTERVALS), keys, INTERVALS)
-    elif MASK == COLS:
+    elif C.MASK == COLS:
         if HELD == COLS:
             hidden = in_edges(edges, rows, INTERVALS)
         else:
             hidden = in_edges(edges_of(bounds, table, keys, k_length, True, INTERVALS), rows, INTERVALS)
-        return (hidden == 0) & (keys < k_length) & (rows < q_length)
+        seen = hidden == 0
+        if not C.EVEN:
+            seen = seen & (keys < k_length) & (rows < q_length)
+        return seen
     else:
         rows = tl.minimum(rows, q_length - 1)
         k_granules = tl.cdiv(k_length, GRANULE)
@@ -372,7 +398,10 @@ def visible(
             line = found.to(tl.int64) * GRANULE + rows % GRANULE
             word = tl.where(part == 2 * granule, granule_word(bounds, line, found, 0), word)
             word = tl.where(part == 2 * granule + 1, granule_word(bounds, line, found, 1), word)
-        return (((word >> (keys % 32)) & 1) != 0) & (keys < k_length)
+        seen = ((word >> (keys % 32)) & 1) != 0
+        if not C.EVEN:
+            seen = seen & (keys < k_length)
+        return seen
 
 
 # The score of a tile.
@@ -524,6 +553,15 @@ def kept(
 
 
 # What the backward kernels share.
+
+
+@triton.jit
+def probability(s, logs, factor, C: tl.constexpr):
+    """Of a score, in natural units but for the factor, under the `logs` of `delta.delta_kernel`."""
+    if C.BASE2:
+        return tl.exp2(s * factor - logs)
+    else:
+        return tl.exp2((s - logs) * factor)
 
 
 @triton.jit

@@ -75,6 +75,12 @@ class Variant:
         SHARED: all batch elements and heads have the same table (known where it matters).
         SPLIT: tiles in a part of a long line (see `lists.Split`); 0 if no line is cut.
         WEIGHTED: parts are joined by weights of the softmax.
+        BATCHES_FIRST: neighbouring programs work on the same head of several batch elements, which share a
+            bias.
+        CHAIN: 0, or a kernel of a chain, whose programs fill the cores that the last ones of the kernel
+            before leave idle (CUDA's programmatic dependent launch). With 1 they wait, first of all, until
+            that kernel is done; with 2 they need nothing of it, and wait at their end, so that who comes
+            after both finds both done.
         SOURCE: see above.
     """
 
@@ -115,13 +121,24 @@ class Variant:
     SHARED: bool = False
     SPLIT: int = 0
     WEIGHTED: bool = False
+    BATCHES_FIRST: bool = False
+    CHAIN: int = 0
     SOURCE: str = _SOURCE
 
     @property
     def AGAIN(self) -> Variant:  # noqa: N802 - as the others
         """What repairs broken results."""
         lines = REPAIR_LINES if max(self.D, self.DV) <= 64 else REPAIR_LINES_WIDE
-        return replace(self, CAREFUL=False, REPAIR=True, LINES=lines, CHUNK=REPAIR_CHUNK, WIDE=True, STAGES=1)
+        return replace(
+            self, CAREFUL=False, REPAIR=True, LINES=lines, CHUNK=REPAIR_CHUNK, WIDE=True, STAGES=1, CHAIN=0
+        )
+
+    @property
+    def BASE2(self) -> bool:  # noqa: N802 - as the others
+        """Whether exponents, and the lse that the backward kernels read, are in base 2: one operation less
+        for each score, and a rounding that 16-bit inputs do not show.
+        """
+        return self.UNIT == 8
 
     @property
     def BARE(self) -> bool:  # noqa: N802 - as the others
