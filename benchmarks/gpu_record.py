@@ -267,7 +267,7 @@ def spread(workers: int) -> list[str]:
     if importlib.util.find_spec("xdist") is None:
         print("pytest-xdist is not installed: the tests run one after the other.", file=sys.stderr)
         return []
-    return ["-n", str(workers)]
+    return ["-n", str(workers), "--dist", "loadgroup"]
 
 
 def this_machine() -> dict[str, Any]:

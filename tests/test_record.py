@@ -487,7 +487,7 @@ def test_wrong_options_are_refused(words: tuple[str, str]) -> None:
 def test_workers_need_xdist(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.spread(1) == []
     there = importlib.util.find_spec("xdist") is not None
-    assert script.spread(3) == (["-n", "3"] if there else [])
+    assert script.spread(3) == (["-n", "3", "--dist", "loadgroup"] if there else [])
     assert ("pytest-xdist is not installed" in capsys.readouterr().err) == (not there)
 
 

@@ -28,13 +28,6 @@ def test_triton_obeys_on_a_gpu(law: Law, case: Case) -> None:
     conformance.run(law, case, "triton", "cuda")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("law", conformance.laws(), ids=conformance.identify)
-def test_triton_obeys_on_the_full_grid(law: Law) -> None:
-    for case in conformance.cases(law, full=True):
-        conformance.run(law, case, "triton", "cuda")
-
-
 def _randn(*shape: int, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> Tensor:
     return torch.randn(*shape, dtype=dtype, device=device)
 
@@ -48,6 +41,10 @@ def memory() -> Iterator[None]:
     """Gives the memory of a large test back."""
     yield
     torch.cuda.empty_cache()
+
+
+#: With pytest-xdist these run in one process, so that none finds the memory taken by another.
+large = pytest.mark.xdist_group("large")
 
 
 def _needs(gibibytes: int) -> None:
@@ -89,6 +86,7 @@ def test_absorbed_mla_matches_float64(dtype: str, Lq: int) -> None:
 # -- large offsets -------------------------------------------------------------------------------------------
 
 
+@large
 @pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("heads_inside", [False, True])
 def test_offsets_beyond_32_bits(heads_inside: bool) -> None:
@@ -120,6 +118,7 @@ def test_offsets_beyond_32_bits(heads_inside: bool) -> None:
         assert float(error) <= 2.0**-6 * float(exact.detach().abs().max())
 
 
+@large
 @pytest.mark.usefixtures("memory")
 def test_bits_of_more_than_32_bits() -> None:
     """A mask of 70,000 x 70,000, every granule of which is mixed, has more than 2^32 elements: the last rows
