@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +157,26 @@ def _pattern(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return (q * 7 + k * 13 + h * 3 + b) % 11 < 4
 
 
+def test_the_memory_checker_finds_nothing_in_any_kernel() -> None:
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(tool).exists():
+        pytest.skip("compute-sanitizer, of CUDA's toolkit, is not installed")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+    }
+    command = [tool, "--tool", "memcheck", "--error-exitcode", "99", sys.executable]
+    done = subprocess.run(
+        [*command, str(Path(__file__).parent / "every_kernel.py"), "cuda"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    if "Device not supported" in said:
+        pytest.skip("compute-sanitizer does not support this device here")
+    assert done.returncode == 0, said[-4000:]
+    assert "ERROR SUMMARY: 0 errors" in said
+
+
 # -- devices, streams, graphs, compilation -------------------------------------------------------------------
 
 
@@ -268,15 +293,20 @@ def test_long_lines_of_bits_are_several_programs_and_in_a_graph_too() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 2, 200, 64), (2, 8, 2048, 128), (1, 4, 1500, 256)])
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("mask", [masks.full(), masks.causal()])
+@pytest.mark.parametrize("kind", ["full", "causal", "documents"])
 def test_kernels_of_a_chain_see_what_earlier_ones_wrote(
-    mask: masks.Mask, with_bias: bool, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    kind: str, with_bias: bool, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels that begin before the one ahead is done compute, bit for bit, what they compute one after the
-    other; and memory that is given back meanwhile may be taken again at once.
+    other, the first time too, when lists of tiles are written between them; and memory that is given back
+    meanwhile may be taken again at once.
     """
     if not chains(torch.device("cuda", torch.cuda.current_device())):
         pytest.skip("needs programmatic dependent launch, compute capability 9.0")
+    mask = {"full": masks.full(), "causal": masks.causal()}.get(kind)
+    if mask is None:
+        cuts = torch.tensor([0, 60, 190, shape[2]], device="cuda")
+        mask = masks.documents(cuts, within=masks.causal())
     tensors, dout = [_randn(*shape).requires_grad_() for _ in range(3)], _randn(*shape)
     bias = _randn(1, shape[1], shape[2], shape[2]).requires_grad_() if with_bias else None
     leaves = tensors if bias is None else [*tensors, bias]

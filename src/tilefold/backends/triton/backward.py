@@ -60,7 +60,7 @@ def backward(
         dk, dv, sums = call.keys(way, needs[1] or way == PER_KEY, needs[2])
         dbias = sums if way == PER_KEY else dbias
     if wanted[0] and way == 0:
-        dbias = bias_gradient(call.work, call.dout, call.logs, call.deltas, call.follows)
+        dbias = bias_gradient(call.work, call.dout, call.logs, call.deltas, call.scores, call.follows)
     elif dbias is not None and shared.bias is not None:
         dbias = dbias.sum_to_size((1,) * (4 - shared.bias.dim()) + tuple(shared.bias.shape))
         dbias = dbias.reshape(shared.bias.shape).to(shared.bias.dtype)
@@ -108,7 +108,24 @@ def _make(work: Work, kernel: str, more: Any) -> _Made:
     ]  # fmt: skip
     function = keys_kernel if by_key else queries_kernel
     launch = Launch(function, C, sizes.warps, sizes.registers)
-    return _Made(launch, lines * pairs, shape, of_mask(form, lists), split)
+    made = _Made(launch, lines * pairs, shape, of_mask(form, lists), split)
+    if lists is not None and chains(work.q.device):
+        _settle(work.q.device)
+    return made
+
+
+#: One element per device, for `_settle`.
+_nothing: dict[torch.device, Tensor] = {}
+
+
+def _settle(device: torch.device) -> None:
+    """Order what was written on this stream before what comes: a kernel that does not wait for the one ahead
+    (`Variant.CHAIN`) must find its lists in memory. A launch without that attribute begins when all before is
+    done.
+    """
+    if device not in _nothing:
+        _nothing[device] = torch.zeros(1, device=device)
+    _nothing[device].zero_()
 
 
 _kept = Kept(_make)

@@ -21,7 +21,7 @@ from tilefold.masks.band import Band
 from tilefold.planning.backend import Work
 from tilefold.problem import Problem
 
-from .arguments import Kept, MaskArguments, chains, in_units, of_mask, of_scores, traits
+from .arguments import Kept, MaskArguments, chains, in_units, of_mask, traits
 from .kernel import Kernel, Launch
 from .lists import lists_of
 from .sizes import kind_of, needed
@@ -219,9 +219,16 @@ def chunk_of(sharing: int, lines: int) -> int:
 _kept = Kept(_make)
 
 
-def bias_gradient(work: Work, dout: Tensor, logs: Tensor, deltas: Tensor, follows: bool) -> Tensor:
-    """The gradient of a bias `[.., Lq, Lk]` in its shape. q, k, v and dout as `dense_rows` leaves them, logs
-    and deltas as `delta.fill` does. `follows`: the launch before was that of a kernel of the same chain.
+def bias_gradient(
+    work: Work, dout: Tensor, logs: Tensor, deltas: Tensor, scores: list[Any], follows: bool
+) -> Tensor:
+    """The gradient of a bias `[.., Lq, Lk]` in its shape.
+
+    Args:
+        work, dout: q, k, v and dout as `dense_rows` leaves them.
+        logs, deltas: as `delta.fill` leaves them.
+        scores: what `of_scores(work)` gave.
+        follows: whether the launch before was that of a kernel of the same chain.
     """
     p, bias = work.problem, work.scores.bias
     assert bias is not None
@@ -239,7 +246,7 @@ def bias_gradient(work: Work, dout: Tensor, logs: Tensor, deltas: Tensor, follow
         *(n for x in (work.q, work.k, work.v, dout) for n in in_units(x, unit)),
         made.chunks, made.chunk, made.q_lines, made.k_lines,
         p.batch // max(b, 1), p.q_heads // max(h, 1), h, p.q_heads, max(p.group, 1), p.q_length, p.k_length,
-        *made.mask, *of_scores(work),
+        *made.mask, *scores,
     ]  # fmt: skip
     made.launch(made.chunks * made.q_lines * h * b, arguments, bias.device)
     return dbias.reshape(bias.shape)
