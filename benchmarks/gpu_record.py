@@ -18,6 +18,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -190,8 +191,14 @@ def from_junit(path: Path) -> dict[str, str]:
         else:
             classes = case.get("classname", "").removeprefix(module).strip(".").split(".")
             test = "::".join([file, *filter(None, classes), name])
+        test = ungrouped(test)
         outcomes[test] = graver(outcome, outcomes.get(test))
     return outcomes
+
+
+def ungrouped(test: str) -> str:
+    """A test's name without the group (`@large`) that pytest-xdist appends to it."""
+    return re.sub(r"@[\w.-]+$", "", test)
 
 
 def from_progress(path: Path) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -200,6 +207,7 @@ def from_progress(path: Path) -> tuple[dict[str, str], tuple[str, ...]]:
     ended: dict[str, str] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         test, event = json.loads(line)
+        test = ungrouped(test)
         if event == "started":
             begun[test] = None
         elif event != "finished":

@@ -491,6 +491,19 @@ def test_workers_need_xdist(script: ModuleType, capsys: pytest.CaptureFixture[st
     assert ("pytest-xdist is not installed" in capsys.readouterr().err) == (not there)
 
 
+@pytest.mark.parametrize(
+    "test, name",
+    [
+        ("a/b.py::test_x[False]@large", "a/b.py::test_x[False]"),
+        ("a/b.py::test_x@large", "a/b.py::test_x"),
+        ("a/b.py::test_x[y@z]", "a/b.py::test_x[y@z]"),
+        ("a@1/b.py::test_x", "a@1/b.py::test_x"),
+    ],
+)
+def test_groups_are_no_part_of_names(script: ModuleType, test: str, name: str) -> None:
+    assert script.ungrouped(test) == name
+
+
 @pytest.mark.gpu
 def test_this_machine_names_itself(script: ModuleType) -> None:
     about = script.this_machine()

@@ -4,6 +4,7 @@ and what the shipped sizes cost in shared memory and spills.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -266,19 +267,33 @@ def test_a_sample_of_variants_compiles(point: tuple[Any, ...]) -> None:
     _compiles(point)
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_kernels_of_a_chain_wait_where_they_must(place: int) -> None:
-    """The first one before it reads anything, later ones when they have written everything."""
-    C = Variant(64, 64, 64, 64, UNIT=8, OUT_UNIT=8, PLAIN=True, CHAIN=place)
-    text = compiled(backward.queries_kernel, C, "bf16", 4, "sm90").asm["ptx"]
-    orders = re.findall(r"griddepcontrol\.\w+|ld\.global|cp\.async|st\.global", text)
-    signs = [order for order in orders if order.startswith("griddepcontrol")]
-    begins, waits = "griddepcontrol.launch_dependents", "griddepcontrol.wait"
-    assert signs == [[], [waits, begins], [begins, waits]][place]
-    if place == 1:
-        assert orders[:2] == signs
-    elif place == 2:
-        assert orders[-1] == waits
+_BEGINS, _WAITS = "griddepcontrol.launch_dependents", "griddepcontrol.wait"
+_SIGNS = {v.APART: [], v.HEAD: [_BEGINS], v.AFTER: [_WAITS, _BEGINS], v.BESIDE: [_BEGINS, _WAITS]}
+
+
+@pytest.mark.parametrize(
+    "kernel, place",
+    [
+        ("delta", v.APART), ("delta", v.HEAD),
+        *itertools.product(("queries", "keys", "bias"), (v.APART, v.AFTER, v.BESIDE)),
+    ],
+)  # fmt: skip
+def test_kernels_of_a_chain_wait_where_they_must(kernel: str, place: int) -> None:
+    """Those that need what the one ahead wrote before they read anything, others when they have written
+    everything, repairs included.
+    """
+    bias = {"BIAS": True, "BIAS_UNIT": 8, "BIAS_DENSE": True} if kernel == "bias" else {"CAREFUL": True}
+    C = Variant(64, 64, 64, 64, UNIT=8, OUT_UNIT=8, PLAIN=kernel != "bias", CHAIN=place, **bias)
+    text = compiled(KERNELS[kernel], C, "bf16", 4, "sm90").asm["ptx"]
+    # The kernel alone, without the function that repairs.
+    text = text[text.index(f".entry {KERNELS[kernel].name}") :]
+    text = text[: text.index("\n}")]
+    orders = re.findall(r"griddepcontrol\.\w+|ld\.global|cp\.async|st\.global|call\.uni", text)
+    assert [order for order in orders if order.startswith("griddepcontrol")] == _SIGNS[place]
+    if place in (v.HEAD, v.AFTER):
+        assert orders[: len(_SIGNS[place])] == _SIGNS[place]
+    elif place == v.BESIDE:
+        assert (orders[0], orders[-1]) == (_BEGINS, _WAITS)
 
 
 @pytest.mark.slow

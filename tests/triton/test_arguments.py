@@ -62,8 +62,19 @@ def test_no_more_heads_share_a_section_than_there_are(monkeypatch: pytest.Monkey
     assert arguments.span_of(work) == 2  # pyright: ignore[reportArgumentType]
 
 
-def test_only_gpus_chain_kernels() -> None:
-    assert not arguments.chains(torch.device("cpu"))
+@pytest.mark.parametrize(
+    "kind, hip, capability, expected",
+    [
+        ("cpu", None, (9, 0), False), ("cuda", None, (8, 9), False), ("cuda", None, (9, 0), True),
+        ("cuda", None, (12, 0), True), ("cuda", "6.4", (9, 4), False),
+    ],
+)  # fmt: skip
+def test_who_chains_kernels(
+    kind: str, hip: str | None, capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert arguments.chains.__wrapped__(torch.device(kind)) == expected
 
 
 @pytest.mark.parametrize("change", [{"q_length": 1 << 29}, {"k_length": 1 << 29}])

@@ -14,16 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tilefold import attention, masks, reference
+from tilefold import attention, attention_varlen, masks, reference
 from tilefold.testing import conformance
 from tilefold.testing.cases import Case
 from tilefold.testing.law import LAWS, Law
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from tilefold.backends.triton import backward, delta, lists
-from tilefold.backends.triton import bias as bias_file
-from tilefold.backends.triton.arguments import chains
+from tilefold.backends.triton import lists
 
 pytestmark = pytest.mark.gpu
 
@@ -291,41 +289,23 @@ def test_long_lines_of_bits_are_several_programs_and_in_a_graph_too() -> None:
     assert all(torch.equal(x, y) for x, y in zip(captured, found, strict=True))
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 200, 64), (2, 8, 2048, 128), (1, 4, 1500, 256)])
-@pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("kind", ["full", "causal", "documents"])
-def test_kernels_of_a_chain_see_what_earlier_ones_wrote(
-    kind: str, with_bias: bool, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Kernels that begin before the one ahead is done compute, bit for bit, what they compute one after the
-    other, the first time too, when lists of tiles are written between them; and memory that is given back
-    meanwhile may be taken again at once.
-    """
-    if not chains(torch.device("cuda", torch.cuda.current_device())):
-        pytest.skip("needs programmatic dependent launch, compute capability 9.0")
-    mask = {"full": masks.full(), "causal": masks.causal()}.get(kind)
-    if mask is None:
-        cuts = torch.tensor([0, 60, 190, shape[2]], device="cuda")
-        mask = masks.documents(cuts, within=masks.causal())
-    tensors, dout = [_randn(*shape).requires_grad_() for _ in range(3)], _randn(*shape)
-    bias = _randn(1, shape[1], shape[2], shape[2]).requires_grad_() if with_bias else None
-    leaves = tensors if bias is None else [*tensors, bias]
+def test_packed_documents_do_not_wait_for_the_device() -> None:
+    """Neither the first call with these documents, whose lists are made, nor the backward pass."""
+    tensors = [_randn(1000, 4, 64).requires_grad_() for _ in range(3)]
+    dout = _randn(1000, 4, 64)
 
-    def run() -> list[Tensor]:
-        out = attention(*tensors, mask=mask, bias=bias, backend="triton")
-        found = [out, *_gradients(out, leaves, dout)]
-        # Results are overwritten as soon as they were read.
-        kept = [x.clone() for x in found]
-        for x in found:
-            x.detach().zero_()
-        return kept
+    def run(*cuts: int) -> tuple[Tensor, ...]:
+        offsets = torch.tensor([0, *cuts, 1000], device="cuda")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            out = attention_varlen(*tensors, offsets, offsets, mask=masks.causal(), backend="triton")
+            return (out, *_gradients(out, tensors, dout))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
-    together = [run() for _ in range(8)]
-    for module in (backward, bias_file, delta):
-        monkeypatch.setattr(module, "chains", lambda device: False)
-    apart = run()
-    for found in together:
-        assert all(torch.equal(x, y) for x, y in zip(found, apart, strict=True))
+    run(10, 300)
+    for x in run(200, 210):
+        assert bool(x.isfinite().all())
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])

@@ -4,6 +4,7 @@ shapes, with tiles of 32 x 32 and with those of the shipped table, and no access
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import weakref
 from collections.abc import Iterator
@@ -30,10 +31,12 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import triton
 import triton.language as tl
 
-from tilefold.backends.triton import backward, bias, forward, lists, sizes
+from tilefold.backends.triton import backward, bias, delta, forward, lists, sizes
 from tilefold.backends.triton import keys as keys_file
 from tilefold.backends.triton import queries as queries_file
+from tilefold.backends.triton import variant as v
 from tilefold.backends.triton.arguments import Kept
+from tilefold.backends.triton.kernel import Launch
 from tilefold.backends.triton.tile import place, tanh
 from tilefold.backends.triton.variant import Variant
 
@@ -212,6 +215,117 @@ def test_rows_past_the_end_see_no_key(kind: str, value: float) -> None:
     assert all(bool(x.isfinite().all()) for x in (out, *found))
     assert not found[1][:, :, 36].any()
     assert not found[2][:, :, 36].any()
+
+
+@pytest.mark.parametrize("dtypes", [("bf16", "bf16"), ("fp16", "fp16"), ("fp16", "fp32"), ("fp32", "fp32")])
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_least_number_may_stand_for_a_mask(dtypes: tuple[str, str], whole: bool) -> None:
+    """Masks made of `torch.finfo(dtype).min`, as a bias, where rows begin with whole tiles of it: it is
+    finite, so that a row which it hides altogether weighs all of its keys alike.
+    """
+    kind, of_bias = (
+        {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[x] for x in dtypes
+    )
+    least, mask = torch.finfo(of_bias).min, masks.full() if whole else masks.causal()
+    bias = torch.zeros(1, 1, 96 if whole else 1, 96, dtype=of_bias)
+    bias[..., :40] = least
+    if whole:
+        above = torch.ones(96, 96, dtype=torch.bool).triu(1)
+        bias = bias.masked_fill(above, least)
+        bias[:, :, 70] = least
+    tensors = [torch.randn(1, 2, 96, 16).to(kind) for _ in range(4)]
+    *given, dout = tensors
+    found = []
+    for backend in ("triton", "eager"):
+        leaves = [x.clone().requires_grad_() for x in (*given, bias)]
+        out = attention(*leaves[:3], bias=leaves[3], mask=mask, backend=backend)
+        found.append((out, *torch.autograd.grad(out, leaves, dout)))
+    for x, y in zip(*found, strict=True):
+        assert bool(x.isfinite().all())
+        error, size = (x - y).detach().double().norm(), y.detach().double().norm()
+        assert float(error) < {"bf16": 2e-2, "fp16": 3e-3, "fp32": 1e-5}[dtypes[0]] * float(size)
+
+
+# -- chains --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The kernels that run and their places in chains, as on a GPU that chains them, and what is settled
+    between them. The interpreter itself runs one after the other.
+    """
+    events: list[tuple[str, int]] = []
+    launch, settle = Launch.__call__, backward._settle
+
+    def note(self: Launch, programs: int, arguments: list[Any], device: torch.device) -> None:
+        if programs > 0:
+            events.append((self.kernel.name.removesuffix("_kernel"), self.variant.CHAIN))
+        own, self.variant = self.variant, dataclasses.replace(self.variant, CHAIN=v.APART)
+        launch(self, programs, arguments, device)
+        self.variant = own
+
+    def settled(device: torch.device) -> None:
+        events.append(("settle", v.APART))
+        settle(device)
+
+    modules = (backward, bias, delta)
+    for module in modules:
+        monkeypatch.setattr(module, "chains", lambda device: True)
+        module._kept.clear()
+    monkeypatch.setattr(Launch, "__call__", note)
+    monkeypatch.setattr(backward, "_settle", settled)
+    return events
+
+
+_LISTING = ("corners", "along", "across", "order")
+_START = [("forward", v.APART), ("delta", v.HEAD), ("queries", v.AFTER)]
+
+
+def _of_call(
+    events: list[tuple[str, int]], mask: masks.Mask, shape: tuple[int, ...] = (1, 2, 64, 16), **more: Any
+):
+    """Events of one call, forward and backward, without those that make lists."""
+    events.clear()
+    Lq = more.pop("Lq", shape[2])
+    q, dout = torch.randn(*shape[:2], Lq, shape[3]), torch.randn(*shape[:2], Lq, shape[3])
+    leaves = [q, *(torch.randn(shape) for _ in range(2)), *(x for x in more.values())]
+    leaves = [x.requires_grad_() for x in leaves]
+    out = attention(*leaves[:3], mask=mask, backend="triton", **more)
+    torch.autograd.grad(out, leaves, dout)
+    return [event for event in events if event[0] not in _LISTING]
+
+
+def test_a_kernel_goes_beside_another_only_if_nothing_is_between_them(chained: list[tuple[str, int]]) -> None:
+    assert _of_call(chained, masks.causal()) == [*_START, ("keys", v.BESIDE)]
+    shared = torch.randn(1, 2, 64, 64)
+    apart = [*_START, ("keys", v.BESIDE), ("bias", v.BESIDE)]
+    assert _of_call(chained, masks.full(), (2, 2, 64, 16), bias=shared) == apart
+    # The gradient of a bias is filled with zeros first where not every tile is visited.
+    filled = [*_START, ("keys", v.BESIDE), ("bias", v.AFTER)]
+    assert _of_call(chained, masks.causal(), (2, 2, 64, 16), bias=shared) == filled
+    # Sums of the slopes' gradient are added up between the kernels.
+    assert _of_call(chained, masks.causal(), alibi_slopes=torch.rand(2)) == [*_START, ("keys", v.AFTER)]
+    # No rows: the kernel that would go beside another one is the first of all.
+    assert _of_call(chained, masks.full(), Lq=0) == [("keys", v.AFTER)]
+
+
+def test_lists_are_settled_before_a_kernel_that_does_not_wait(chained: list[tuple[str, int]]) -> None:
+    mask = masks.documents(torch.tensor([0, 20, 64]), within=masks.causal())
+    settle = ("settle", v.APART)
+    first = [*_START[:2], settle, _START[2], settle, ("keys", v.BESIDE)]
+    assert _of_call(chained, mask) == first
+    assert _of_call(chained, mask) in ([*_START, ("keys", v.BESIDE)], first)
+
+
+def test_results_of_parts_are_joined_before_the_next_kernel(
+    chained: list[tuple[str, int]], parts: list[int]
+) -> None:
+    found = _of_call(chained, masks.random_blocks(0.8, block=16), (1, 1, 200, 16))
+    assert max(parts) >= 3
+    assert [event for event in found if event[0] != "settle"] == [
+        ("forward", v.APART), ("join", v.APART), ("delta", v.HEAD), ("queries", v.AFTER), ("join", v.APART),
+        ("keys", v.AFTER), ("join", v.APART), ("join", v.APART),
+    ]  # fmt: skip
 
 
 # -- pieces --------------------------------------------------------------------------------------------------

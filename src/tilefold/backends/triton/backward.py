@@ -6,6 +6,7 @@ is taken in a fixed order, so all gradients are bit-stable. NaN behind the mask 
 pass.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +37,7 @@ from .lists import Split, lists_of
 from .parts import join, room
 from .queries import queries_kernel
 from .sizes import kind_of, needed, sizes_of
-from .variant import PER_KEY, PER_ROW, PER_SCORE, Variant
+from .variant import AFTER, APART, BESIDE, PER_KEY, PER_ROW, PER_SCORE, Variant
 
 
 def backward(
@@ -114,18 +115,18 @@ def _make(work: Work, kernel: str, more: Any) -> _Made:
     return made
 
 
-#: One element per device, for `_settle`.
-_nothing: dict[torch.device, Tensor] = {}
+@functools.cache
+def _nothing(device: torch.device) -> Tensor:
+    """One element, for `_settle`."""
+    return torch.zeros(1, device=device)
 
 
 def _settle(device: torch.device) -> None:
     """Order what was written on this stream before what comes: a kernel that does not wait for the one ahead
-    (`Variant.CHAIN`) must find its lists in memory. A launch without that attribute begins when all before is
-    done.
+    (`variant.BESIDE`) must find its lists in memory. A launch without that attribute begins when all before
+    is done.
     """
-    if device not in _nothing:
-        _nothing[device] = torch.zeros(1, device=device)
-    _nothing[device].zero_()
+    _nothing(device).zero_()
 
 
 _kept = Kept(_make)
@@ -155,7 +156,7 @@ class _Call:
 
     def _link(self) -> int:
         """`Variant.CHAIN` of the next kernel."""
-        return (2 if self.follows else 1) if chains(self.deltas.device) else 0
+        return (BESIDE if self.follows else AFTER) if chains(self.deltas.device) else APART
 
     def keys(
         self, way: int, want_k: bool, want_v: bool
@@ -198,7 +199,7 @@ class _Call:
         made.launch(made.programs, arguments, w.q.device)
         for parts, x in ((dk_parts, dk), (dv_parts, dv)):
             join(split, made.mask, parts, x, unit, group=max(p.group, 1))
-        self.follows = split is None
+        self.follows = split is None and made.programs > 0
 
     def queries(self, way: int, slopes_wanted: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """dq, what of the gradient of the bias comes by rows or scores, and the gradient of the slopes."""
@@ -226,7 +227,7 @@ class _Call:
         ]  # fmt: skip
         made.launch(made.programs, arguments, w.q.device)
         join(split, made.mask, parts, dq, _out_unit(p))
-        self.follows = split is None and not slopes_wanted
+        self.follows = split is None and not slopes_wanted and made.programs > 0
         dslopes = None
         if slope_sums is not None and scores.alibi_slopes is not None:
             places = Places.of(p, w.tables, w.q.device)

@@ -44,7 +44,7 @@ from .tile import (
     visible,
     visited,
 )
-from .variant import PER_KEY, PER_ROW, PER_SCORE, Variant
+from .variant import AFTER, APART, BESIDE, PER_KEY, PER_ROW, PER_SCORE, Variant
 
 #: Steps of a program, all sharers of all its tiles together: enough to make up for its beginning and end.
 _STEPS = 32
@@ -238,7 +238,7 @@ def bias_gradient(
     dbias = (torch.empty if full else torch.zeros)(
         (b, h, p.q_length, p.k_length), dtype=bias.dtype, device=bias.device
     )
-    chain = (2 if follows and full else 1) if chains(bias.device) else 0
+    chain = (BESIDE if follows and full else AFTER) if chains(bias.device) else APART
     made: _Made = _kept.get(work, "", chain)
     unit = 16 // work.q.element_size()
     arguments = [

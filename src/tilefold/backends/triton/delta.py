@@ -17,7 +17,7 @@ from tilefold.planning.backend import Work
 from .arguments import Kept, chains, in_units
 from .kernel import Kernel, Launch
 from .tile import LOG2E, add_product, begin_chained, load_tile, product
-from .variant import Variant
+from .variant import APART, HEAD, Variant
 
 
 @Kernel
@@ -77,7 +77,8 @@ def _make(work: Work, _: str, more: Any) -> tuple[Launch, int]:
     p = work.problem
     rows = 64 if p.v_head_dim <= 128 else 16
     unit = 16 // p.dtype.itemsize
-    C = Variant(p.head_dim, p.v_head_dim, rows, rows, UNIT=unit, STAGES=1, **dict(more))
+    biased = work.scores.bias is not None
+    C = Variant(p.head_dim, p.v_head_dim, rows, rows, UNIT=unit, BIAS=biased, STAGES=1, **dict(more))
     return Launch(delta_kernel, C, 4), -(-p.q_length // rows)
 
 
@@ -100,7 +101,8 @@ def fill(
     p, sink = work.problem, work.scores.sink if sink_wanted else None
     sink = None if sink is None else sink.contiguous()
     more = (
-        ("SINK", sink is not None), ("LSE_GRADIENT", dlse is not None), ("CHAIN", int(chains(out.device))),
+        ("SINK", sink is not None), ("LSE_GRADIENT", dlse is not None),
+        ("CHAIN", HEAD if chains(out.device) else APART),
     )  # fmt: skip
     launch, lines = _kept.get(work, str(None if dlse is None else dlse.dtype), more)
     sums = None if sink is None else deltas.new_empty(p.batch, p.q_heads, lines)

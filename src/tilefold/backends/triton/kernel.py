@@ -14,7 +14,7 @@ import triton
 from torch import Tensor
 from triton import knobs
 
-from .variant import Variant
+from .variant import AFTER, BESIDE, Variant
 
 #: Seconds that first calls spent in the compiler or in reading its cache, by kernel, variant and device.
 first_call_seconds: dict[tuple[str, Variant, int], float] = {}
@@ -48,7 +48,7 @@ class Launch:
     def __init__(self, kernel: Kernel, variant: Variant, warps: int, registers: int = 0) -> None:
         self.kernel, self.variant, self.warps = kernel, variant, warps
         self._options: dict[str, Any] = {"num_stages": variant.STAGES, "enable_fp_fusion": True}
-        if variant.CHAIN > 0:
+        if variant.CHAIN in (AFTER, BESIDE):
             self._options["launch_pdl"] = True
         if registers and torch.version.hip is None:
             self._options["maxnreg"] = registers

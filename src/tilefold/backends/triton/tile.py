@@ -20,6 +20,9 @@ BAND = tl.constexpr(variant.BAND)
 ROWS = tl.constexpr(variant.ROWS)
 COLS = tl.constexpr(variant.COLS)
 BITS = tl.constexpr(variant.BITS)
+_APART = tl.constexpr(variant.APART)
+_AFTER = tl.constexpr(variant.AFTER)
+_BESIDE = tl.constexpr(variant.BESIDE)
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 GRANULE = tl.constexpr(64)
@@ -231,9 +234,9 @@ def visited(i, begin, full_begin, full_stop, tiles, MASK: tl.constexpr, PHASE: t
 @triton.jit
 def begin_chained(C: tl.constexpr):
     """What comes first in every kernel of a chain; see `Variant.CHAIN`."""
-    if C.CHAIN == 1:
+    if C.CHAIN == _AFTER:
         await_earlier()
-    if C.CHAIN > 0:
+    if C.CHAIN != _APART:
         tl.inline_asm_elementwise(
             "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], tl.int32, is_pure=False, pack=1
         )
@@ -242,7 +245,7 @@ def begin_chained(C: tl.constexpr):
 @triton.jit
 def end_chained(C: tl.constexpr):
     """What comes last in every kernel of a chain."""
-    if C.CHAIN == 2:
+    if C.CHAIN == _BESIDE:
         await_earlier()
 
 

@@ -14,6 +14,9 @@ KINDS = {"band": BAND, "rows": ROWS, "cols": COLS, "bits": BITS}
 #: score.
 NO_BIAS_GRADIENT, PER_ROW, PER_KEY, PER_SCORE = range(4)
 
+#: Places of a kernel in a chain; see `Variant.CHAIN`.
+APART, HEAD, AFTER, BESIDE = range(4)
+
 #: Stands for this file in the names under which Triton caches compiled kernels, which hold the values of a
 #: variant but not what its properties make of them.
 _SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
@@ -77,10 +80,10 @@ class Variant:
         WEIGHTED: parts are joined by weights of the softmax.
         BATCHES_FIRST: neighbouring programs work on the same head of several batch elements, which share a
             bias.
-        CHAIN: 0, or a kernel of a chain, whose programs fill the cores that the last ones of the kernel
-            before leave idle (CUDA's programmatic dependent launch). With 1 they wait, first of all, until
-            that kernel is done; with 2 they need nothing of it, and wait at their end, so that who comes
-            after both finds both done.
+        CHAIN: APART; or a kernel of a chain, where programs of the next one fill the cores that the last ones
+            of this one leave idle (CUDA's programmatic dependent launch). HEAD begins a chain, in the order
+            of the stream. AFTER waits, first of all, until the kernel ahead is done. BESIDE needs nothing of
+            it, and waits at its end, so that who comes after both finds both done.
         SOURCE: see above.
     """
 
@@ -122,7 +125,7 @@ class Variant:
     SPLIT: int = 0
     WEIGHTED: bool = False
     BATCHES_FIRST: bool = False
-    CHAIN: int = 0
+    CHAIN: int = APART
     SOURCE: str = _SOURCE
 
     @property
@@ -130,15 +133,23 @@ class Variant:
         """What repairs broken results."""
         lines = REPAIR_LINES if max(self.D, self.DV) <= 64 else REPAIR_LINES_WIDE
         return replace(
-            self, CAREFUL=False, REPAIR=True, LINES=lines, CHUNK=REPAIR_CHUNK, WIDE=True, STAGES=1, CHAIN=0
+            self,
+            CAREFUL=False,
+            REPAIR=True,
+            LINES=lines,
+            CHUNK=REPAIR_CHUNK,
+            WIDE=True,
+            STAGES=1,
+            CHAIN=APART,
         )
 
     @property
     def BASE2(self) -> bool:  # noqa: N802 - as the others
         """Whether exponents, and the lse that the backward kernels read, are in base 2: one operation less
-        for each score, and a rounding that 16-bit inputs do not show.
+        for each score, and a rounding that 16-bit inputs do not show. Not with a bias: the least number of
+        its dtype, which many masks are made of, would overflow.
         """
-        return self.UNIT == 8
+        return self.UNIT == 8 and not self.BIAS
 
     @property
     def BARE(self) -> bool:  # noqa: N802 - as the others
