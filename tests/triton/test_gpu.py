@@ -341,6 +341,26 @@ def test_what_is_hidden_may_be_nan(head_dim: int, dtype: str) -> None:
             assert float(error) < (1e-5 if kind == torch.float32 else 0.02) * float(size)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_least_number_may_stand_for_a_mask(whole: bool) -> None:
+    """Left padding of `torch.finfo(dtype).min`, as a bias, with large tiles: it is finite, so that a row that
+    it hides altogether weighs all of its keys alike.
+    """
+    least, mask = torch.finfo(torch.bfloat16).min, masks.full() if whole else masks.causal()
+    bias = torch.zeros(1, 1, 700 if whole else 1, 700, dtype=torch.bfloat16, device="cuda")
+    bias[..., :300] = least
+    if whole:
+        bias[:, :, 500] = least
+    given, dout, found = [_randn(1, 2, 700, 128) for _ in range(3)], _randn(1, 2, 700, 128), []
+    for backend in ("triton", "eager"):
+        leaves = [x.clone().requires_grad_() for x in (*given, bias)]
+        out = attention(*leaves[:3], bias=leaves[3], mask=mask, backend=backend)
+        found.append((out, *_gradients(out, leaves, dout)))
+    for x, y in zip(*found, strict=True):
+        assert bool(x.isfinite().all())
+        assert float((x - y).detach().float().norm()) < 0.02 * float(y.detach().float().norm())
+
+
 # -- numbers -------------------------------------------------------------------------------------------------
 
 
