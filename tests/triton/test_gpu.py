@@ -214,6 +214,8 @@ def test_a_side_stream_is_respected() -> None:
     assert torch.equal(out, expected)
 
 
+# Gradients are asked for on a side stream, of leaves that were made on the default one.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning")
 def test_replays_of_a_graph_draw_with_the_seed_of_the_moment() -> None:
     tensors = [_randn(2, 4, 256, 64).requires_grad_() for _ in range(3)]
     dout, seed = _randn(2, 4, 256, 64), torch.tensor(11, device="cuda")
@@ -279,7 +281,7 @@ def test_long_lines_of_bits_are_several_programs_and_in_a_graph_too() -> None:
     assert any(kept.split is not None for kept in lists._kept[form].values())
     for x, y in zip(found, expected, strict=True):
         # The fold sums in float32; results of both are rounded to bfloat16.
-        assert float((x - y).float().norm()) < 0.02 * float(y.float().norm())
+        assert float((x - y).detach().float().norm()) < 0.02 * float(y.detach().float().norm())
     assert all(torch.equal(x, y) for x, y in zip(found, run(), strict=True))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -289,6 +291,8 @@ def test_long_lines_of_bits_are_several_programs_and_in_a_graph_too() -> None:
     assert all(torch.equal(x, y) for x, y in zip(captured, found, strict=True))
 
 
+# PyTorch says so of the switch itself.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_packed_documents_do_not_wait_for_the_device() -> None:
     """Neither the first call with these documents, whose lists are made, nor the backward pass."""
     tensors = [_randn(1000, 4, 64).requires_grad_() for _ in range(3)]
@@ -296,8 +300,8 @@ def test_packed_documents_do_not_wait_for_the_device() -> None:
 
     def run(*cuts: int) -> tuple[Tensor, ...]:
         offsets = torch.tensor([0, *cuts, 1000], device="cuda")
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            torch.cuda.set_sync_debug_mode("error")
             out = attention_varlen(*tensors, offsets, offsets, mask=masks.causal(), backend="triton")
             return (out, *_gradients(out, tensors, dout))
         finally:
@@ -337,8 +341,8 @@ def test_what_is_hidden_may_be_nan(head_dim: int, dtype: str) -> None:
             assert torch.equal(x.isnan(), y.isnan())
             both = x.isfinite() & y.isfinite()
             assert torch.equal(both, x.isfinite())
-            error, size = ((x - y)[both]).float().norm(), y[both].float().norm()
-            assert float(error) < (1e-5 if kind == torch.float32 else 0.02) * float(size)
+            error, size = ((x - y)[both]).detach().float().norm(), y[both].detach().float().norm()
+            assert float(error) <= (1e-5 if kind == torch.float32 else 0.02) * float(size)
 
 
 @pytest.mark.parametrize("whole", [False, True])

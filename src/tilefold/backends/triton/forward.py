@@ -190,8 +190,9 @@ def forward_kernel(
                 reference = m_new if PHASE == 0 and not BIAS else tl.where(m_new == -float("inf"), 0.0, m_new)
                 if C.BASE2:
                     reference *= factor
-                    p = tl.exp2(s * factor - reference[:, None])
-                    alpha = tl.exp2(m_i * factor - reference)
+                    # Not rounded before the difference: `slip` relies on it.
+                    p = tl.exp2(tl.fma(s, factor, -reference[:, None]))
+                    alpha = tl.exp2(tl.fma(m_i, factor, -reference))
                 else:
                     p = tl.exp2((s - reference[:, None]) * factor)
                     alpha = tl.exp2((m_i - reference) * factor)

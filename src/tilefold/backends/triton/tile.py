@@ -112,6 +112,10 @@ def add_product(acc, a, b, TF32: tl.constexpr, WIDE: tl.constexpr):
     """`acc + a @ b`."""
     if WIDE:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="tf32" if TF32 else "ieee")
+    elif a.dtype == tl.float32 and not TF32:
+        # Each tile is summed by itself, since one sum over all rows or keys would round as often as there are
+        # any. A difference, because the compiler would fold a sum into the product.
+        return acc - tl.dot(-a, b, input_precision="ieee")
     else:
         return tl.dot(a, b, acc, input_precision="tf32" if TF32 else "ieee")
 
@@ -562,7 +566,7 @@ def kept(
 def probability(s, logs, factor, C: tl.constexpr):
     """Of a score, in natural units but for the factor, under the `logs` of `delta.delta_kernel`."""
     if C.BASE2:
-        return tl.exp2(s * factor - logs)
+        return tl.exp2(tl.fma(s, factor, -logs))
     else:
         return tl.exp2((s - logs) * factor)
 
