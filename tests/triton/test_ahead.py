@@ -267,6 +267,23 @@ def test_a_sample_of_variants_compiles(point: tuple[Any, ...]) -> None:
     _compiles(point)
 
 
+@pytest.mark.parametrize(
+    "name", ["forward/16/128/short", "forward/16/128/rows", "forward/16/64/rows", "queries/16/128/rows"]
+)
+def test_products_of_careful_kernels_are_not_serialised(name: str) -> None:
+    """`ptxas` waits after each single matrix instruction where it cannot follow what a loop carries."""
+    rows, keys, warps, stages, loops, registers = _sizes(tuned.shipped("sm90")["triton/" + name])
+    kernel, _, size, kind = name.split("/")
+    C = Variant(
+        int(size), int(size), rows, keys, STAGES=stages, LOOPS=loops, UNIT=8, OUT_UNIT=8, PLAIN=True,
+        CAREFUL=True, EVEN=True, MASK=v.KINDS.get(kind, v.BAND),
+    )  # fmt: skip
+    made = compiled(KERNELS[kernel], C, "bf16", warps, "sm90", registers)
+    instructions = re.findall(r"\bHGMMA\b|\bWARPGROUP\.DEPBAR\b", made.asm["sass"])
+    runs = "".join("x" if name == "HGMMA" else " " for name in instructions).split()
+    assert max(map(len, runs)) >= 4
+
+
 _BEGINS, _WAITS = "griddepcontrol.launch_dependents", "griddepcontrol.wait"
 _SIGNS = {v.APART: [], v.HEAD: [_BEGINS], v.AFTER: [_WAITS, _BEGINS], v.BESIDE: [_BEGINS, _WAITS]}
 

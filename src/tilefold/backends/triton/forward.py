@@ -34,6 +34,7 @@ from .tile import (
     any_nan,
     band_tiles,
     edges_of,
+    in_base2,
     item,
     kept,
     load_bias,
@@ -139,8 +140,6 @@ def forward_kernel(
             q1 = load_tile(q, m0, q_l * C.UNIT, q_length, BM, D0, D1, C.D, True)
         m_i = tl.full([BM], -float("inf"), tl.float32)
         l_i = tl.zeros([BM], tl.float32)
-        if C.BASE2:
-            before = tl.zeros([BM], tl.float32)
         acc0 = tl.zeros([BM, V0], tl.float32)
         if V1 > 0:
             acc1 = tl.zeros([BM, V1], tl.float32)
@@ -191,11 +190,9 @@ def forward_kernel(
                 # A row that has seen nothing has no maximum; any finite reference gives the right zeros.
                 reference = m_new if PHASE == 0 and not BIAS else tl.where(m_new == -float("inf"), 0.0, m_new)
                 if C.BASE2:
-                    reference *= factor
-                    # One rounded number weighs a tile, and is what the next one starts from.
+                    reference = in_base2(reference, factor)
                     p = tl.exp2(tl.fma(s, factor, -reference[:, None]))
-                    alpha = tl.where(m_i == -float("inf"), 0.0, tl.exp2(before - reference))
-                    before = reference
+                    alpha = tl.exp2(in_base2(m_i, factor) - reference)
                 else:
                     p = tl.exp2((s - reference[:, None]) * factor)
                     alpha = tl.exp2((m_i - reference) * factor)
@@ -219,7 +216,7 @@ def forward_kernel(
         # Back to natural units, without the rounding of the reference in base 2.
         slip = tl.zeros([BM], tl.float32)
         if C.BASE2:
-            slip = tl.where(m_i == -float("inf"), 0.0, tl.fma(m_i, factor, -before))
+            slip = tl.where(m_i == -float("inf"), 0.0, tl.fma(m_i, factor, -in_base2(m_i, factor)))
         if PLAIN:
             m_i = m_i * scale
         if C.SINK:

@@ -120,6 +120,14 @@ def add_product(acc, a, b, TF32: tl.constexpr, WIDE: tl.constexpr):
         return tl.dot(a, b, acc, input_precision="tf32" if TF32 else "ieee")
 
 
+@triton.jit
+def in_base2(m, factor):
+    """`m * factor`, rounded: the compiler must not fuse the product with a difference behind it, for what
+    weighs one tile has to be, to the last bit, what the next one starts from.
+    """
+    return tl.fma(m, factor, 0.0)
+
+
 # Products that select: what a row does not see must not meet its zero weight, since 0 * NaN is NaN.
 
 
