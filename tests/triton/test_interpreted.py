@@ -358,6 +358,22 @@ def test_programs_share_the_work_once_and_in_sections(
     assert order == sorted(order)
 
 
+def test_the_longest_lines_of_a_causal_mask_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last rows see most keys; the first keys are seen by most rows."""
+    found: dict[str, int] = {}
+    launch = Launch.__call__
+
+    def note(self: Launch, programs: int, arguments: list[Any], device: torch.device) -> None:
+        names = self.kernel.jitted.arg_names
+        if "reverse" in names:
+            found[self.kernel.name] = arguments[names.index("reverse")]
+        launch(self, programs, arguments, device)
+
+    monkeypatch.setattr(Launch, "__call__", note)
+    _forward_and_backward(masks.causal(), None)
+    assert found == {"forward_kernel": 1, "queries_kernel": 1, "keys_kernel": 0}
+
+
 def test_programs_that_share_a_bias_are_neighbours() -> None:
     """Of two batch elements with three heads: those of one head come one after the other."""
     out = torch.full((12, 2), -1, dtype=torch.int32)
