@@ -409,7 +409,7 @@ def test_maxima_that_rise_from_tile_to_tile_lose_nothing(mask: masks.Mask) -> No
     q, k, v = (x.to("cuda", torch.float16) for x in (q, k, v))
     out, lse = attention(q, k, v, mask=mask.to("cuda"), return_lse=True, backend="triton")
     truth, exact = reference.attention(q.double(), k.double(), v.double())
-    assert float((lse.double() - exact).abs().max()) <= 2.0**-5
+    assert float((lse.double() - exact).abs().max()) <= 2.0**-4
     assert float((out.double() - truth).norm()) <= 2.0**-9 * float(truth.norm())
 
 
