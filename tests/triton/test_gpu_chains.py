@@ -13,7 +13,7 @@ from tilefold import attention, masks
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from tilefold.backends.triton import backward, bias, delta
+from tilefold.backends.triton import arguments, backward, delta
 from tilefold.backends.triton.arguments import chains
 
 pytestmark = pytest.mark.gpu
@@ -87,7 +87,7 @@ def test_kernels_of_a_chain_see_what_earlier_ones_wrote(
     mask = MASKS[kind](*shape[3:5])
     calls = [_call(shape, option) for _ in range(6)]
     together = [_run(call, mask) for call in calls]
-    for module in (backward, bias, delta):
+    for module in (arguments, backward, delta):
         monkeypatch.setattr(module, "chains", lambda device: False)
     for call, found in zip(calls, together, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(found, _run(call, mask), strict=True))

@@ -31,7 +31,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import triton
 import triton.language as tl
 
-from tilefold.backends.triton import backward, bias, delta, forward, lists, sizes
+from tilefold.backends.triton import arguments, backward, bias, delta, forward, lists, sizes
 from tilefold.backends.triton import keys as keys_file
 from tilefold.backends.triton import queries as queries_file
 from tilefold.backends.triton import variant as v
@@ -268,9 +268,9 @@ def chained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         events.append(("settle", v.APART))
         settle(device)
 
-    modules = (backward, bias, delta)
-    for module in modules:
+    for module in (arguments, backward, delta):
         monkeypatch.setattr(module, "chains", lambda device: True)
+    for module in (backward, bias, delta):
         module._kept.clear()
     monkeypatch.setattr(Launch, "__call__", note)
     monkeypatch.setattr(backward, "_settle", settled)
@@ -288,7 +288,7 @@ def _of_call(
     events.clear()
     Lq = more.pop("Lq", shape[2])
     q, dout = torch.randn(*shape[:2], Lq, shape[3]), torch.randn(*shape[:2], Lq, shape[3])
-    leaves = [q, *(torch.randn(shape) for _ in range(2)), *(x for x in more.values())]
+    leaves = [q, *(torch.randn(shape) for _ in range(2)), *more.values()]
     leaves = [x.requires_grad_() for x in leaves]
     out = attention(*leaves[:3], mask=mask, backend="triton", **more)
     torch.autograd.grad(out, leaves, dout)

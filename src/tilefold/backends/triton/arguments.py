@@ -45,6 +45,15 @@ def chains(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+def place_in_chain(device: torch.device, follows: bool) -> int:
+    """`Variant.CHAIN` of a kernel that does not head a chain; `follows`: the launch before it on this stream
+    was that of a kernel of the chain, and nothing came between.
+    """
+    if not chains(device):
+        return variant.APART
+    return variant.BESIDE if follows else variant.AFTER
+
+
 def dense_rows(x: Tensor) -> Tensor:
     """`x [B, H, L, X]` itself where its rows start at multiples of 16 bytes and are dense, else a copy that
     is padded so.

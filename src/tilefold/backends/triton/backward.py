@@ -26,6 +26,7 @@ from .arguments import (
     in_units,
     of_mask,
     of_scores,
+    place_in_chain,
     rows_of,
     span_of,
     traits,
@@ -37,7 +38,7 @@ from .lists import Split, lists_of
 from .parts import join, room
 from .queries import queries_kernel
 from .sizes import kind_of, needed, sizes_of
-from .variant import AFTER, APART, BESIDE, PER_KEY, PER_ROW, PER_SCORE, Variant
+from .variant import PER_KEY, PER_ROW, PER_SCORE, Variant
 
 
 def backward(
@@ -154,10 +155,6 @@ class _Call:
         #: Whether the last thing done on the stream is a kernel of this pass, which no copy of data followed.
         self.follows = False
 
-    def _link(self) -> int:
-        """`Variant.CHAIN` of the next kernel."""
-        return (BESIDE if self.follows else AFTER) if chains(self.deltas.device) else APART
-
     def keys(
         self, way: int, want_k: bool, want_v: bool
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -182,7 +179,7 @@ class _Call:
         w, unit = self.work, _out_unit(self.work.problem)
         more = (
             ("BIAS_GRADIENT", 0 if sums is None else PER_KEY), ("WANT_K", dk is not None),
-            ("WANT_V", dv is not None), ("CHAIN", self._link()),
+            ("WANT_V", dv is not None), ("CHAIN", place_in_chain(w.q.device, self.follows)),
         )  # fmt: skip
         made: _Made = _kept.get(w, kernel, more)
         split, own, p = made.split, made.launch.variant.BN, w.problem
@@ -214,7 +211,8 @@ class _Call:
             full = isinstance(w.form, Band) and w.form.is_full
             make = scores.bias.new_empty if full else scores.bias.new_zeros
             dbias = make(p.batch, p.q_heads, p.q_length, p.k_length)
-        more = (("BIAS_GRADIENT", way), ("SLOPE_GRADIENT", slopes_wanted), ("CHAIN", self._link()))
+        chain = place_in_chain(w.q.device, self.follows)
+        more = (("BIAS_GRADIENT", way), ("SLOPE_GRADIENT", slopes_wanted), ("CHAIN", chain))
         made: _Made = _kept.get(w, "queries", more)
         split, own = made.split, made.launch.variant.BM
         parts = room(split, p.batch * p.q_heads, own, p.head_dim, w.q)

@@ -21,7 +21,7 @@ from tilefold.masks.band import Band
 from tilefold.planning.backend import Work
 from tilefold.problem import Problem
 
-from .arguments import Kept, MaskArguments, chains, in_units, of_mask, traits
+from .arguments import Kept, MaskArguments, in_units, of_mask, place_in_chain, traits
 from .kernel import Kernel, Launch
 from .lists import lists_of
 from .sizes import kind_of, needed
@@ -44,7 +44,7 @@ from .tile import (
     visible,
     visited,
 )
-from .variant import AFTER, APART, BESIDE, PER_KEY, PER_ROW, PER_SCORE, Variant
+from .variant import PER_KEY, PER_ROW, PER_SCORE, Variant
 
 #: Steps of a program, all sharers of all its tiles together: enough to make up for its beginning and end.
 _STEPS = 32
@@ -238,8 +238,7 @@ def bias_gradient(
     dbias = (torch.empty if full else torch.zeros)(
         (b, h, p.q_length, p.k_length), dtype=bias.dtype, device=bias.device
     )
-    chain = (BESIDE if follows and full else AFTER) if chains(bias.device) else APART
-    made: _Made = _kept.get(work, "", chain)
+    made: _Made = _kept.get(work, "", place_in_chain(bias.device, follows and full))
     unit = 16 // work.q.element_size()
     arguments = [
         work.q, work.k, work.v, dout, logs, deltas, dbias,
