@@ -90,7 +90,7 @@ def test_options_choose_among_the_entries() -> None:
         ({"kernels": ["forwards"]}, "kernels: expected some of forward, .*, got 'forwards'"),
         ({"heads": [100]}, "heads: expected some of 64, 128, 256, 576, got 100"),
         ({"bits": [8]}, "bits: expected some of 16, 32, got 8"),
-        ({"kinds": ["band"]}, "kinds: expected some of any, short, .*, got 'band'"),
+        ({"kinds": ["band"]}, "kinds: expected some of any, full, short, .*, got 'band'"),
     ],
 )
 def test_unknown_choices_are_refused(options: dict[str, list[str]], message: str) -> None:

@@ -87,7 +87,7 @@ def _of_entry(name: str, arch: str, laden: bool) -> tuple[Resources, bool]:
     size = int(head)
     traits = dict(_LADEN if laden else _PLAIN)
     for kind in special:
-        traits |= {"BIAS": True} if kind == "bias" else {"MASK": v.KINDS.get(kind, v.BITS)}
+        traits |= {"BIAS": True} if kind == "bias" else {"MASK": v.KINDS.get(kind, v.BAND)}
     if kernel == "bias":
         traits |= {"CAREFUL": False, "BIAS": True}
     C = Variant(
@@ -149,7 +149,7 @@ def test_sizes_for_hopper_fit_with_every_option(name: str) -> None:
 # -- variants ------------------------------------------------------------------------------------------------
 
 
-def _traits(kernel: str, dtype: str, draw: random.Random) -> dict[str, Any]:
+def _traits(kernel: str, dtype: str, arch: str, draw: random.Random) -> dict[str, Any]:
     """Traits that a call can have together, drawn at random; `arguments.traits` says what excludes what."""
 
     def some() -> bool:
@@ -185,6 +185,7 @@ def _traits(kernel: str, dtype: str, draw: random.Random) -> dict[str, Any]:
     if kernel == "queries":
         found["SLOPE_GRADIENT"] = found["ALIBI"] and some()
         found["BIAS_GRADIENT"] = draw.choice((0, v.PER_ROW, v.PER_SCORE)) if found["BIAS"] else 0
+        found["AHEAD"] = 3 if found.get("BIAS_DENSE") and arch.startswith("sm") else 0
     if kernel in ("keys", "dk"):
         found["BIAS_GRADIENT"] = draw.choice((0, v.PER_KEY)) if found["BIAS"] else 0
     return found
@@ -194,7 +195,7 @@ def _variant(
     kernel: str, dtype: str, dims: tuple[int, int], arch: str, draw: random.Random
 ) -> tuple[Any, ...]:
     """`(kernel, variant, dtype, warps, arch)` with the sizes that a call on `arch` would take."""
-    bits, traits = 32 if dtype == "fp32" else 16, _traits(kernel, dtype, draw)
+    bits, traits = 32 if dtype == "fp32" else 16, _traits(kernel, dtype, arch, draw)
     if kernel == "delta":
         sizes = Sizes(*(64 if dims[1] <= 128 else 16,) * 2, 4, 1)
     elif kernel == "join":
@@ -268,15 +269,19 @@ def test_a_sample_of_variants_compiles(point: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["forward/16/128/short", "forward/16/128/rows", "forward/16/64/rows", "queries/16/128/rows"]
-)
-def test_products_of_careful_kernels_are_not_serialised(name: str) -> None:
+    "name",
+    [
+        "forward/16/128/short", "forward/16/128/rows", "forward/16/64/rows", "queries/16/128/rows",
+        "forward/16/64/full", "forward/16/128/full", "queries/16/128/full", "keys/16/128/full",
+    ],
+)  # fmt: skip
+def test_products_of_kernels_are_not_serialised(name: str) -> None:
     """`ptxas` waits after each single matrix instruction where it cannot follow what a loop carries."""
     rows, keys, warps, stages, loops, registers = _sizes(tuned.shipped("sm90")["triton/" + name])
     kernel, _, size, kind = name.split("/")
     C = Variant(
         int(size), int(size), rows, keys, STAGES=stages, LOOPS=loops, UNIT=8, OUT_UNIT=8, PLAIN=True,
-        CAREFUL=True, EVEN=True, MASK=v.KINDS.get(kind, v.BAND),
+        CAREFUL=kind != "full", EVEN=True, MASK=v.KINDS.get(kind, v.BAND),
     )  # fmt: skip
     made = compiled(KERNELS[kernel], C, "bf16", warps, "sm90", registers)
     instructions = re.findall(r"\bHGMMA\b|\bWARPGROUP\.DEPBAR\b", made.asm["sass"])

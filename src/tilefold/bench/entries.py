@@ -33,6 +33,7 @@ KERNELS: Mapping[str, tuple[str, ...]] = {
 #: multiple of `Scale.length`. "any" is the entry of whatever has none of its own.
 KINDS: Mapping[str, tuple[str, str, int]] = {
     "any": ("causal", "", 1),
+    "full": ("none", "", 1),
     "short": ("window", "", 2),
     "rows": ("documents", "", 2),
     "cols": ("columns", "", 2),

@@ -39,7 +39,7 @@ def command(
     kinds: Annotated[
         str | None,
         typer.Option(
-            help="Kinds of entries: any, short, rows, cols, bits, bias; those of the table by default."
+            help="Kinds of entries: any, full, short, rows, cols, bits, bias; those of the table by default."
         ),
     ] = None,
     limit: Annotated[

@@ -70,6 +70,10 @@ def backward(
     return Gradients(*three, bias=dbias, sink=sink, alibi_slopes=dslopes)
 
 
+#: Of a bias: as many as the software pipeline holds.
+_TILES_AHEAD = 3
+
+
 class _Made(NamedTuple):
     """What one kernel of one kind of call needs of the host, worked out once."""
 
@@ -96,6 +100,7 @@ def _make(work: Work, kernel: str, more: Any) -> _Made:
         **sizes.constants(p),
         SPLIT=0 if split is None else split.size,
         OUT_UNIT=_out_unit(p),
+        AHEAD=_ahead(work, dict(more).get("BIAS_GRADIENT", 0)),
         **traits(work),
         **dict(more),
     )
@@ -114,6 +119,16 @@ def _make(work: Work, kernel: str, more: Any) -> _Made:
     if lists is not None and chains(work.q.device):
         _settle(work.q.device)
     return made
+
+
+def _ahead(work: Work, gradient: int) -> int:
+    """`Variant.AHEAD`: where dS goes to memory beside the bias that comes from there, both wait for it. Wider
+    heads work long enough on a tile.
+    """
+    p, bias = work.problem, work.scores.bias
+    if gradient != PER_SCORE or bias is None or bias.stride(-1) != 1 or not chains(work.q.device):
+        return 0
+    return _TILES_AHEAD if max(p.head_dim, p.v_head_dim) <= 64 else 0
 
 
 @functools.cache

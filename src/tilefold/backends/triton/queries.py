@@ -32,6 +32,7 @@ from .tile import (
     product,
     row_values,
     scored,
+    send_for_bias,
     slope_of,
     store_blocks,
     store_scores,
@@ -169,6 +170,12 @@ def queries_kernel(
                     p = probability(raw, logs_i, factor, C)
                 else:
                     bias_tile = raw
+                    if C.AHEAD > 0 and PHASE != 2:
+                        soon = visited(
+                            tl.minimum(i + C.AHEAD, count - 1), begin, full_begin, full_stop, tiles, C.MASK,
+                            PHASE,
+                        )  # fmt: skip
+                        send_for_bias(bias, bias_q, m0, soon * TILE, q_length, k_length, C)
                     if C.BIAS:
                         bias_tile = load_bias(
                             bias, bias_q, bias_k, rows, keys, q_length, k_length, C, PHASE >= C.CLIP_FROM

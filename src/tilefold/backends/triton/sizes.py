@@ -43,7 +43,6 @@ class Sizes(NamedTuple):
 def names_of(kernel: str, problem: Problem, kind: str) -> list[str]:
     """Entries of the table that hold, the most special one first.
 
-
     "triton/forward/16/128" is for 16-bit heads of up to 128; "triton/forward/16/128/bias" for calls with a
     bias, which needs fast memory of its own; ".../rows" and its like for kinds of masks (`kind_of`).
     """
@@ -58,7 +57,7 @@ def sizes_of(kernel: str, problem: Problem, kind: str) -> Sizes | None:
     """The sizes of a kernel; None for "keys" where dK and dV take a kernel each.
 
     Args:
-        kind: of the mask, "band", "short" (a band of bounded width), "rows", "cols" or "bits".
+        kind: of the mask; see `kind_of`.
     """
     small = (32, 32, 4, 1) if interpreted() and problem.device == "cpu" else None
     found = tuned.sizes(names_of(kernel, problem, kind), problem.device, small)
@@ -74,6 +73,11 @@ def needed(kernel: str, problem: Problem, kind: str) -> Sizes:
 
 
 def kind_of(form: Any) -> str:
-    """The kind of a lowered mask as far as it bears on sizes."""
-    bounded = form.kind == "band" and form.lo is not None and form.hi is not None
-    return "short" if bounded else form.kind
+    """The kind of a lowered mask as far as it bears on sizes: "full" (no mask), "short" (a band of bounded
+    width), "band", "rows", "cols" or "bits".
+    """
+    if form.kind != "band":
+        return form.kind
+    if form.is_full:
+        return "full"
+    return "band" if form.lo is None or form.hi is None else "short"

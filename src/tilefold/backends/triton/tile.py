@@ -492,6 +492,20 @@ def load_bias(
 
 
 @triton.jit
+def send_for_bias(bias, bias_q, m0, n0, q_length, k_length, C: tl.constexpr):
+    """Have a tile of the bias on its way into the L2 cache. Its keys are neighbours in memory."""
+    # One address for each line of the cache, 128 bytes.
+    WIDTH: tl.constexpr = 1024 // bias.dtype.element_ty.primitive_bitwidth
+    COLUMNS: tl.constexpr = max(C.BN // WIDTH, 1)
+    rows = tl.minimum(m0 + tl.arange(0, C.BM)[:, None], q_length - 1).to(tl.int64)
+    keys = tl.minimum(n0 + tl.arange(0, COLUMNS)[None, :] * WIDTH, k_length - 1)
+    at = (bias + rows * (bias_q * C.BIAS_UNIT) + keys).to(tl.int64)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def store_scores(base, line, n0, values, rows, keys, q_length, k_length, C: tl.constexpr):
     """Write what of a tile of scores lies inside a dense matrix whose rows have `k_length` elements, the
     tile's first one being the `line`-th of all.

@@ -65,6 +65,7 @@ class Variant:
         BIAS_UNIT, BIAS_DENSE: strides of the bias are multiples of so many elements; neighbouring keys are
             neighbours in memory.
         BIAS_GRADIENT: see above.
+        AHEAD: how many tiles before it is read a tile of the bias is sent for, into the L2 cache; 0: never.
         LSE_GRADIENT: `lse` has an incoming gradient.
         SLOPE_GRADIENT: the gradient of the ALiBi slopes is wanted.
         WANT_K, WANT_V: which gradients a kernel for keys computes.
@@ -110,6 +111,7 @@ class Variant:
     BIAS_UNIT: int = 1
     BIAS_DENSE: bool = False
     BIAS_GRADIENT: int = NO_BIAS_GRADIENT
+    AHEAD: int = 0
     LSE_GRADIENT: bool = False
     SLOPE_GRADIENT: bool = False
     WANT_K: bool = True
