@@ -219,6 +219,11 @@ def per_pass(group: str, what: str, ratios: Sequence[float], **more: Any) -> lis
     ]
 
 
+def in_milliseconds(names: Sequence[str], times: Sequence[Sequence[float]]) -> dict[str, list[float]]:
+    """Forward and backward of each contestant, as a results file has them; names of absent ones are left."""
+    return {name: [1e3 * x for x in pair] for name, pair in zip(names, times, strict=False)}
+
+
 def verdict(x: Row) -> bool:
     return x.get("floor", -float("inf")) <= x["measured"] <= x.get("ceiling", float("inf"))
 

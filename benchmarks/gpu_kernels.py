@@ -41,6 +41,7 @@ from gpu_contest import (
     dense_mask,
     flexed,
     host,
+    in_milliseconds,
     inputs,
     line,
     masked,
@@ -109,6 +110,7 @@ def dense_case(case: Case, flex: bool) -> list[Row]:
     rows += per_pass(group, str(case), predicted, floor=0.8, ceiling=1.25)
     flops = (0.5 if mask is not None else 1.0) * 4 * 2048 * max(16384, case.L) * case.L
     rows[-1]["tflops"] = [flops / t[0][0] / 1e12, 2.5 * flops / t[0][1] / 1e12]
+    rows[-1]["milliseconds"] = in_milliseconds(("tilefold", "FlashAttention-2", "FlexAttention"), t)
     return rows
 
 
@@ -140,6 +142,7 @@ def sparse_case(case: Case, flex: bool) -> list[Row]:
     )
     if flex:
         rows += per_pass("speed / FlexAttention, masks", str(case), over(t[2], t[0]), floor=1.0)
+    rows[-1]["milliseconds"] = in_milliseconds(("tilefold", "tilefold, full", "FlexAttention"), t)
     return rows
 
 
@@ -188,6 +191,7 @@ def bias_case(D: int, batch: int) -> list[Row]:
     t = contest([(partial(ours, *x), x), (mine, y)], dout)
     group = "forward + backward with a bias and its gradient / without"
     rows.append(row(group, what, sum(t[1]) / sum(t[0]), ceiling=1.6))
+    rows[-1]["milliseconds"] = in_milliseconds(("without", "with"), t)
     return rows
 
 
