@@ -200,7 +200,8 @@ def visited_share(mask: masks.Mask, case: Case, device: str = "cuda") -> float:
 
     B, H, L, D = case.shape
     form = masks.lower(mask, (), B, H, L, L, device)
-    sizes = needed("forward", Problem(B, H, H, L, L, D, D, torch.bfloat16, device), kind_of(form))
+    problem = Problem(B, H, H, L, L, D, D, torch.bfloat16, device)
+    sizes = needed("forward", problem, kind_of(problem, form))
     return float((form.tile_states(L, L, sizes.rows, sizes.keys, device) > 0).float().mean())
 
 

@@ -448,7 +448,7 @@ def test_tune_chooses_entries_and_says_all_of_it_as_json(
         (["--heads", "64,wide", "--device", "cuda"], "heads: expected whole numbers with commas between"),
         (
             ["--kinds", "", "--device", "cuda"],
-            "kinds: expected some of any, short, rows, cols, bits, bias, got ''",
+            "kinds: expected some of any, full, short, rows, cols, bits, bias, got ''",
         ),
         (
             ["--write", "no/folder/x.json", "--device", "cuda"],

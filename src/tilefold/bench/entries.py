@@ -48,6 +48,8 @@ ROWS = KEYS = (16, 32, 64, 128)
 WARPS, STAGES = (4, 8), (1, 2, 3, 4)
 #: Registers of a thread, threads of a warp, bytes of a register.
 REGISTERS, THREADS = 255, 32
+#: Lengths of calls of the kind "full" are multiples of this: no tile lies over an edge.
+WHOLE = 128
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,9 @@ def timed_case(entry: Entry, scale: Scale) -> BenchCase:
     """The typical call of an entry."""
     mask, bias, factor = KINDS[entry.kind]
     length = min(scale.length * factor, scale.tokens)
+    if entry.kind == "full":
+        # Its calls have whole tiles only.
+        length = -(-length // WHOLE) * WHOLE
     if entry.kernel == "bias":
         # Shared by two batch elements or more: only then the kernel is called.
         bias, length = "1HQK", min(length, scale.tokens // 2)
@@ -224,6 +229,8 @@ def checked_cases(entry: Entry, scale: Scale, everything: bool = False) -> list[
     """
     (Lq, Lk), case = scale.odd, timed_case(entry, scale)
     small = replace(case, batch=2, heads=(4, 2), lengths=(Lk, Lk))
+    if entry.kind == "full":
+        small = replace(small, lengths=(-(-Lq // WHOLE) * WHOLE, -(-2 * Lk // WHOLE) * WHOLE))
     cases = [small]
     if entry.kind in ("any", "bias"):
         cases = [replace(small, mask="causal", lengths=(Lq, Lk)), replace(small, mask="none")]

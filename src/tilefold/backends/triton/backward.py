@@ -30,6 +30,7 @@ from .arguments import (
     rows_of,
     span_of,
     traits,
+    unit_of_bias,
 )
 from .bias import bias_gradient, way_of
 from .kernel import Launch
@@ -70,7 +71,7 @@ def backward(
     return Gradients(*three, bias=dbias, sink=sink, alibi_slopes=dslopes)
 
 
-#: Of a bias: as many as the software pipeline holds.
+#: Of a bias: one beyond those that the pipeline of three stages has loaded or is loading.
 _TILES_AHEAD = 3
 
 
@@ -87,7 +88,7 @@ class _Made(NamedTuple):
 def _make(work: Work, kernel: str, more: Any) -> _Made:
     """The kernel "keys", "dk", "dv" or "queries"; `more` are further traits."""
     p, form, by_key = work.problem, work.form, kernel != "queries"
-    sizes, lists = needed(kernel, p, kind_of(form)), None
+    sizes, lists = needed(kernel, p, kind_of(p, form)), None
     if form.kind != "band":
         # Sums that lines write themselves are not put together from parts, nor tables that differ in a group.
         sums = dict(more).get("BIAS_GRADIENT", 0) in (PER_ROW, PER_KEY) or dict(more).get("SLOPE_GRADIENT")
@@ -123,12 +124,13 @@ def _make(work: Work, kernel: str, more: Any) -> _Made:
 
 def _ahead(work: Work, gradient: int) -> int:
     """`Variant.AHEAD`: where dS goes to memory beside the bias that comes from there, both wait for it. Wider
-    heads work long enough on a tile.
+    heads work long enough on a tile, and nobody has measured other dtypes.
     """
     p, bias = work.problem, work.scores.bias
-    if gradient != PER_SCORE or bias is None or bias.stride(-1) != 1 or not chains(work.q.device):
+    if gradient != PER_SCORE or bias is None or not chains(work.q.device):
         return 0
-    return _TILES_AHEAD if max(p.head_dim, p.v_head_dim) <= 64 else 0
+    narrow = max(p.head_dim, p.v_head_dim) <= 64 and bias.dtype.itemsize == p.dtype.itemsize == 2
+    return _TILES_AHEAD if narrow and unit_of_bias(bias) == 8 else 0
 
 
 @functools.cache
@@ -180,7 +182,7 @@ class _Call:
             for size, wanted in ((p.head_dim, want_k), (p.v_head_dim, want_v))
         )
         sums = self.deltas.new_empty(p.batch, p.q_heads, 1, p.k_length) if way == PER_KEY else None
-        if want_k and want_v and sizes_of("keys", p, kind_of(w.form)) is not None:
+        if want_k and want_v and sizes_of("keys", p, kind_of(p, w.form)) is not None:
             self._keys("keys", dk, dv, sums)
         else:
             # Wide heads leave no registers for two accumulators: then dk and dv take a kernel each.

@@ -195,7 +195,7 @@ class _Made(NamedTuple):
 def _make(work: Work, _: str, chain: Any) -> _Made:
     p, form, bias = work.problem, work.form, work.scores.bias
     assert bias is not None
-    sizes, lists = needed("bias", p, kind_of(form)), None
+    sizes, lists = needed("bias", p, kind_of(p, form)), None
     if form.kind != "band":
         lists = lists_of(form, p.q_length, p.k_length, sizes.rows, sizes.keys, by_key=False)
     C = Variant(

@@ -303,7 +303,7 @@ class _Made(NamedTuple):
 
 def _make(work: Work, _: str, heads_outside: Any) -> _Made:
     p, form = work.problem, work.form
-    sizes, lists = needed("forward", p, kind_of(form)), None
+    sizes, lists = needed("forward", p, kind_of(p, form)), None
     if form.kind != "band":
         lists = lists_of(form, p.q_length, p.k_length, sizes.rows, sizes.keys, by_key=False, may_split=True)
     split = None if lists is None else lists.split

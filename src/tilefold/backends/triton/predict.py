@@ -118,7 +118,9 @@ class _Pass:
         self.heap = Heap()
         self.careful = not (isinstance(form, Band) and form.is_full)
         #: dK and dV take a kernel each where the table has no sizes for both at once.
-        self.parts = ("keys",) if sizes_of("keys", problem, kind_of(form)) is not None else ("dk", "dv")
+        self.parts = (
+            ("keys",) if sizes_of("keys", problem, kind_of(problem, form)) is not None else ("dk", "dv")
+        )
         p, size = problem, problem.dtype.itemsize
         self.rows, self.keys = p.batch * p.q_heads * p.q_length, p.batch * p.k_heads * p.k_length
         #: Bytes of one position of a tensor.
@@ -128,11 +130,11 @@ class _Pass:
 
     def names(self, kernel: str) -> list[str]:
         """Names of a kernel in tables, the most special one first."""
-        return names_of(kernel, self.p, kind_of(self.form))
+        return names_of(kernel, self.p, kind_of(self.p, self.form))
 
     def sizes(self, kernel: str) -> Sizes:
         """The sizes of a kernel."""
-        return needed(kernel, self.p, kind_of(self.form))
+        return needed(kernel, self.p, kind_of(self.p, self.form))
 
     def bytes_of(self, name: str) -> int:
         """Bytes of a tensor."""

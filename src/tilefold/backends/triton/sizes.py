@@ -11,6 +11,8 @@ from .arguments import interpreted
 
 #: Names of the kernels in the table: forward, dK and dV together or apart, dQ, the gradient of a shared bias.
 KERNELS = ("forward", "keys", "dk", "dv", "queries", "bias")
+#: The longest side of a tile: multiples of it have no tile over an edge, whatever the sizes.
+WHOLE = 128
 #: Head sizes up to which an entry of the table holds.
 HEADS = (64, 128, 256, 576)
 
@@ -57,7 +59,7 @@ def sizes_of(kernel: str, problem: Problem, kind: str) -> Sizes | None:
     """The sizes of a kernel; None for "keys" where dK and dV take a kernel each.
 
     Args:
-        kind: of the mask; see `kind_of`.
+        kind: of the call; see `kind_of`.
     """
     small = (32, 32, 4, 1) if interpreted() and problem.device == "cpu" else None
     found = tuned.sizes(names_of(kernel, problem, kind), problem.device, small)
@@ -72,12 +74,14 @@ def needed(kernel: str, problem: Problem, kind: str) -> Sizes:
     return sizes
 
 
-def kind_of(form: Any) -> str:
-    """The kind of a lowered mask as far as it bears on sizes: "full" (no mask), "short" (a band of bounded
-    width), "band", "rows", "cols" or "bits".
+def kind_of(problem: Problem, form: Any) -> str:
+    """The kind of a call as far as it bears on sizes: "full" (no mask, no option of the score, lengths that
+    are multiples of WHOLE: kernels without any code of masks), "short" (a band of bounded width), "band",
+    "rows", "cols" or "bits".
     """
     if form.kind != "band":
         return form.kind
-    if form.is_full:
-        return "full"
+    if form.is_full and not set(problem.options) - {"sink"}:
+        whole = problem.q_length % WHOLE == 0 and problem.k_length % WHOLE == 0
+        return "full" if whole else "band"
     return "band" if form.lo is None or form.hi is None else "short"
