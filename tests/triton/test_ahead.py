@@ -60,9 +60,9 @@ def _entries(table: str, bits: str) -> list[str]:
     return [name for name in names if name.startswith("triton/") and name.split("/")[2] == bits]
 
 
-#: What takes most shared memory: plain scores leave room for the deepest pipeline, a bias is loaded with it, and
-#: dropout exchanges its random words there. Without the repair of broken results, which spills more than the
-#: kernel that calls it.
+#: What takes most shared memory: plain scores leave room for the deepest pipeline, a bias is loaded with it,
+#: and dropout exchanges its random words there. Without the repair of broken results, which spills more than
+#: the kernel that calls it.
 _PLAIN: dict[str, Any] = {"CAREFUL": False}
 _LADEN: dict[str, Any] = {
     "CAREFUL": True,
@@ -96,8 +96,8 @@ def _of_entry(name: str, arch: str, laden: bool) -> tuple[Resources, bool]:
         traits |= {"CAREFUL": False, "BIAS": True}
     C = Variant(
         size, 512 if size == HEADS[-1] else size, rows, keys, STAGES=stages, LOOPS=loops,
-        UNIT=128 // int(bits), OUT_UNIT=8, PLAIN=bits == "16" and not {"BIAS", "ALIBI"} & set(traits), WANT_K=kernel != "dv",
-        WANT_V=kernel != "dk", **traits,
+        UNIT=128 // int(bits), OUT_UNIT=8, PLAIN=bits == "16" and not {"BIAS", "ALIBI"} & set(traits),
+        WANT_K=kernel != "dv", WANT_V=kernel != "dk", **traits,
     )  # fmt: skip
     made = compiled(KERNELS[kernel], C, {"16": "bf16", "32": "fp32"}[bits], warps, arch, registers)
     return resources(made), "wgmma.mma_async" in made.asm["ptx"]

@@ -69,6 +69,19 @@ def test_wide_and_uneven_heads_match_the_reference(dims: tuple[int, int], dtype:
     conformance.run(MATCHES, case, "triton", "cuda")
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+@pytest.mark.parametrize("lengths", [(256, 384), (128, 1024), (300, 333)], ids=str)
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("dims", [(40, 64), (64, 64), (96, 96), (128, 128), (256, 256)], ids=str)
+def test_calls_without_a_mask_match_the_reference(
+    dims: tuple[int, int], dtype: str, lengths: tuple[int, int], dropout: float
+) -> None:
+    """Whole tiles have kernels of their own where nothing is dropped."""
+    sizes: dict[str, Any] = {"dims": dims, "lengths": lengths, "heads": (4, 2)}
+    case = Case(**sizes, dtype=dtype, mask="none", loss="both", dropout_p=dropout)
+    conformance.run(MATCHES, case, "triton", "cuda")
+
+
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("Lq", [1, 200])
 def test_absorbed_mla_matches_float64(dtype: str, Lq: int) -> None:
