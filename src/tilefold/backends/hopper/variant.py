@@ -1,0 +1,50 @@
+"""What a kernel is compiled for: one frozen value, which the kernel takes as its only constexpr argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BAND, ROWS, COLS, BITS = range(4)
+KINDS = {"band": BAND, "rows": ROWS, "cols": COLS, "bits": BITS}
+#: Rows of a warp group: what one matrix instruction takes.
+LINES = 64
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Everything about a call that changes the code of the kernel.
+
+    Attributes:
+        D, DV: columns of tiles of keys and of values, powers of two; TMA fills what heads do not have.
+        BN: keys of a tile.
+        STAGES: tiles of keys, and of values, in shared memory.
+        GROUPS: consumer warp groups, of 64 rows each.
+        REGISTERS: of each thread of the consumers but the first, which gets what is left.
+        MASK: BAND, ROWS, COLS or BITS; MASKED: whether some tile needs it.
+        INTERVALS: per line of the table of ROWS or COLS.
+        STEPPED: the band shows every `step`-th key only. BELOW: it has a lower bound.
+        FIXED: the reference of the softmax is that of the first tiles.
+        SINK: each head has a sink.
+        OWN_OUT: `out` has shared memory of its own beside q.
+        HELD: q is held in registers.
+        TURNS: the consumers take turns at the matrix units.
+        JOINED: one barrier says that a tile of keys and its values are free.
+    """
+
+    D: int
+    DV: int
+    BN: int
+    STAGES: int
+    GROUPS: int
+    REGISTERS: int
+    MASK: int = BAND
+    MASKED: bool = False
+    INTERVALS: int = 1
+    STEPPED: bool = False
+    BELOW: bool = False
+    FIXED: bool = False
+    SINK: bool = False
+    OWN_OUT: bool = True
+    HELD: bool = False
+    TURNS: bool = False
+    JOINED: bool = False
