@@ -1,15 +1,15 @@
-"""Forward attention for Hopper (compute capability 9.0) in Gluon: FlashAttention-3's roles (Shah et al. 2024, section 3)
-with a softmax whose reference is fixed.
+"""Forward attention for Hopper (compute capability 9.0) in Gluon: FlashAttention-3's roles (Shah et al. 2024,
+section 3) with a softmax whose reference is fixed.
 
-A persistent program per core: one warp (`producer`) copies tiles by TMA and runs ahead of the consumers over the
-program's whole list of work, so that the next tile's q, k and v come in while this one's results go out. Each consumer
-warp group has 64 rows. It issues `q k^T` of one tile of keys, then `p v` of the tile before, and takes the softmax of the
-one while the other runs.
+A persistent program per core: one warp (`producer`) copies tiles by TMA and runs ahead of the consumers over
+the program's whole list of work, so that the next tile's q, k and v come in while this one's results go out.
+Each consumer warp group has 64 rows. It issues `q k^T` of one tile of keys, then `p v` of the tile before, and
+takes the softmax of the one while the other runs.
 
-**Fixed reference.** A softmax does not depend on the number that a row's scores are shifted by, and bfloat16 has the
-exponents of float32. So the maximum of a row over the first tiles that it sees stays its reference: no later maximum, no
-rescaling. A row whose sum reaches 2^64 (or is not a number) is computed again with the usual online softmax, by the same
-program after its list.
+**Fixed reference.** A softmax does not depend on the number that a row's scores are shifted by, and bfloat16
+has the exponents of float32. So the maximum of a row over the first tiles that it sees stays its reference: no
+later maximum, no rescaling. A row whose sum reaches 2^64 (or is not a number) is computed again with the usual
+online softmax, by the same program after its list.
 """
 
 # The functions of Gluon are not Python: its types of values are known to its compiler only.
@@ -138,18 +138,37 @@ def advance(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def place_of(s, i):
-    """Batch element, head, line of tiles and table of the program's i-th piece of work."""
+def load_work(s, i):
+    """The program's i-th piece of work: its place `pair * lines + line`, and of lists its line and how many of
+    the line's tiles are full and partial. Loaded one piece ahead, since each load waits for the one before.
+    """
     C: gl.constexpr = s.C
-    place = gl.load(s.work + i)
-    pair = place // s.lines
-    line = place % s.lines
-    b = pair // s.heads
-    h = pair % s.heads
-    table = b * s.table_b + h * s.table_h
-    if C.MASK != BAND:
-        line = gl.load(s.order + table.to(gl.int64) * s.lines + line)
-    return b, h, line, table
+    BM: gl.constexpr = LINES * C.GROUPS
+    place = gl.load(s.work + gl.minimum(i, s.items - 1))
+    if C.MASK == BAND:
+        return place, place, place, place
+    else:
+        table = table_of(s, place // s.lines)
+        line = gl.load(s.order + table.to(gl.int64) * s.lines + place % s.lines)
+        at = s.counts + (table * ((s.q_length + BM - 1) // BM) + line).to(gl.int64) * 2
+        return place, line, gl.load(at), gl.load(at + 1)
+
+
+@gluon.jit
+def table_of(s, pair):
+    """The table of a pair (batch element, head)."""
+    return pair // s.heads * s.table_b + pair % s.heads * s.table_h
+
+
+@gluon.jit
+def place_of(s, work):
+    """Batch element, head, line of tiles and table of a piece of work."""
+    C: gl.constexpr = s.C
+    pair = work[0] // s.lines
+    line = work[1]
+    if C.MASK == BAND:
+        line = work[0] % s.lines
+    return pair // s.heads, pair % s.heads, line, table_of(s, pair)
 
 
 @gluon.jit
@@ -164,7 +183,7 @@ def keys_of(s, first, last):
 
 
 @gluon.jit
-def tiles_of(s, line, table):
+def tiles_of(s, work, line, table):
     """How the tiles of keys of a line of tiles are found: for a band from the last one down, `(last, 0, how
     many)`; for lists, whose partial tiles come first, `(where, how many are full, how many in all)`.
     """
@@ -174,9 +193,7 @@ def tiles_of(s, line, table):
         begin, stop = keys_of(s, line * BM, gl.minimum(line * BM + BM, s.q_length) - 1)
         return stop - 1, 0, stop - begin
     else:
-        at = table * ((s.q_length + BM - 1) // BM) + line
-        full = gl.load(s.counts + at.to(gl.int64) * 2)
-        return at, full, full + gl.load(s.counts + at.to(gl.int64) * 2 + 1)
+        return table * ((s.q_length + BM - 1) // BM) + line, work[2], work[2] + work[3]
 
 
 @gluon.jit
@@ -198,7 +215,8 @@ def producer(s):
     zero = gl.to_tensor(0)
     stage, phase, parity = produce_all(s, zero, zero, zero, False)
     if C.FIXED:
-        if any_to_repeat(s, 1):
+        again = any_to_repeat(s, 1)
+        if again:
             produce_all(s, stage, phase, parity, True)
 
 
@@ -206,8 +224,11 @@ def producer(s):
 def produce_all(s, stage, phase, parity, AGAIN: gl.constexpr):
     C: gl.constexpr = s.C
     GROUPS: gl.constexpr = C.GROUPS
+    work = load_work(s, 0)
     for i in range(s.items):
-        b, h, line, table = place_of(s, i)
+        b, h, line, table = place_of(s, work)
+        where, full, count = tiles_of(s, work, line, table)
+        work = load_work(s, i + 1)
         wanted = True
         if AGAIN:
             wanted = to_repeat(s, b, h, line, 1)
@@ -219,7 +240,6 @@ def produce_all(s, stage, phase, parity, AGAIN: gl.constexpr):
                 copy_in(s.q_desc, [b, h, m0 + w * LINES, 0], s.q_full.index(w), s.q_smem.index(w))
             parity ^= 1
             hk = h // s.group
-            where, full, count = tiles_of(s, line, table)
             for j in range(count):
                 n0 = tile_at(s, where, full, count, j) * C.BN
                 mbarrier.wait(s.k_empty.index(stage), phase ^ 1)
@@ -278,16 +298,18 @@ def consumer(w: gl.constexpr, s):
 
 @gluon.jit
 def consume_all(w: gl.constexpr, s, stage, phase, parity, broken, FIXED: gl.constexpr, AGAIN: gl.constexpr):
-    C: gl.constexpr = s.C
     turn = gl.to_tensor(0)
+    work = load_work(s, 0)
     for i in range(s.items):
-        b, h, line, table = place_of(s, i)
+        b, h, line, table = place_of(s, work)
+        tiles = tiles_of(s, work, line, table)
+        work = load_work(s, i + 1)
         wanted = True
         if AGAIN:
             wanted = to_repeat(s, b, h, line, 4)
         if wanted:
             stage, phase, turn, broken = attend(
-                w, s, b, h, line, table, stage, phase, parity, turn, broken, FIXED, AGAIN
+                w, s, b, h, line, table, tiles, stage, phase, parity, turn, broken, FIXED, AGAIN
             )
             parity ^= 1
     return stage, phase, parity, broken
@@ -354,7 +376,7 @@ def row_sums(p, BN: gl.constexpr):
 
 
 @gluon.jit
-def shares_of(s, w: gl.constexpr, line, full, count):
+def shares_of(s, w: gl.constexpr, line, where, full, count):
     """How the tiles that a line visits fall to these rows: `(skipped, above, whole, below, skipped)` in the
     order of visits, where all of `above` and `below` need the mask.
     """
@@ -370,11 +392,8 @@ def shares_of(s, w: gl.constexpr, line, full, count):
         first = line * (LINES * C.GROUPS) + w * LINES
         last = first + LINES - 1
         away = s.k_length - s.q_length
-        begin, stop = keys_of(
-            s,
-            line * (LINES * C.GROUPS),
-            gl.minimum(line * (LINES * C.GROUPS) + LINES * C.GROUPS, s.q_length) - 1,
-        )
+        begin = where + 1 - count
+        stop = where + 1
         own_begin, own_stop = keys_of(s, first, last)
         own_begin = gl.minimum(gl.maximum(own_begin, begin), stop)
         own_stop = gl.maximum(gl.minimum(own_stop, stop), own_begin)
@@ -448,10 +467,10 @@ def step(
 
 @gluon.jit
 def attend(
-    w: gl.constexpr, s, b, h, line, table, stage, phase, parity, turn, broken, FIXED: gl.constexpr,
+    w: gl.constexpr, s, b, h, line, table, tiles, stage, phase, parity, turn, broken, FIXED: gl.constexpr,
     AGAIN: gl.constexpr,
 ):  # fmt: skip
-    """Results of the w-th 64 rows of a line of tiles."""
+    """Results of the w-th 64 rows of a line of tiles; `tiles` of `tiles_of`."""
     C: gl.constexpr = s.C
     TURNS: gl.constexpr = C.TURNS and not AGAIN
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.BN, 16])
@@ -459,8 +478,8 @@ def attend(
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     r_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     dtype: gl.constexpr = s.q_desc.dtype
-    where, full, count = tiles_of(s, line, table)
-    before, above, whole, below, after = shares_of(s, w, line, full, count)
+    where, full, count = tiles[0], tiles[1], tiles[2]
+    before, above, whole, below, after = shares_of(s, w, line, where, full, count)
     m0 = line * (LINES * C.GROUPS) + w * LINES
     edges = edges_of(s, m0 + gl.arange(0, LINES, r_layout), table)
     o = gl.full([LINES, C.DV], 0.0, gl.float32, o_layout)
