@@ -1,14 +1,19 @@
-"""Gluon, under the names that this package uses: the only file that knows which release of Triton it is.
+"""Gluon, and how its kernels are launched, under the names that this package uses: the only file that knows
+which release of Triton it is.
 
 Triton 3.9 renamed the copies between global and shared memory.
 """
 
 # The language of Gluon is not Python: its types of values are known to its compiler only.
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
+
+from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton.experimental.gluon.language as gl
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
@@ -17,10 +22,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.core import _aggregate
 
 __all__ = [
-    "aggregate", "copy_in", "copy_out", "copy_out_wait", "fence_async_shared", "gl", "gluon", "mbarrier",
+    "Run", "aggregate", "copy_in", "copy_out", "copy_out_wait", "fence_async_shared", "gl", "gluon", "mbarrier",
     "shared_layout", "tma", "warpgroup_mma", "warpgroup_mma_wait",
 ]  # fmt: skip
 
@@ -29,10 +35,82 @@ copy_in: Any = getattr(tma, "async_load", None) or tma.async_copy_global_to_shar
 copy_out: Any = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 copy_out_wait: Any = tma.store_wait
 
+_ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+#: Tensor maps that are kept, by address and shape: a training step comes back to the same ones.
+_MOST_MAPS = 4096
 
-def shared_layout(block: tuple[int, ...], dtype: str) -> Any:
-    """The layout of a block in shared memory that TMA and the matrix units both take; dtype "bf16" or
-    "fp16".
+
+def shared_layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
+    """The layout of a block in shared memory that TMA and the matrix units both take."""
+    return gl.NVMMASharedLayout.get_default_for(list(block), _ELEMENTS[dtype])
+
+
+def descriptor(x: Tensor, block: tuple[int, ...]) -> TensorDescriptor:
+    """A tensor map of `x`, copied in blocks."""
+    layout = shared_layout(block, x.dtype)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block), layout)
+
+
+def _bare(compiled: Any) -> tuple[Any, list[Any]] | None:
+    """The launcher of Triton 3.6 that takes tensor maps ready made, and what its descriptors are like; None for
+    releases that are built in another way.
     """
-    element = {"bf16": gl.bfloat16, "fp16": gl.float16}[dtype]
-    return gl.NVMMASharedLayout.get_default_for(list(block), element)
+    launch = getattr(compiled.run, "launch", None)
+    names = getattr(getattr(launch, "__code__", None), "co_freevars", ())
+    if not {"launcher", "tensordesc_meta"} <= set(names):
+        return None
+    held = {name: cell.cell_contents for name, cell in zip(names, launch.__closure__, strict=True)}
+    return held["launcher"], held["tensordesc_meta"]
+
+
+class Run:
+    """A kernel in one variant, whose first arguments are tensor maps. A repeated call goes straight to the
+    compiled kernel, with the tensor maps of its addresses as they were made before.
+    """
+
+    def __init__(self, kernel: Any, variant: Any, blocks: tuple[tuple[int, ...], ...], warps: int = 4) -> None:
+        self._kernel, self._variant, self._blocks, self._warps = kernel, variant, blocks, warps
+        self._ready: dict[int, tuple[Any, ...]] = {}
+        self._maps: dict[Any, list[Any]] = {}
+
+    def __call__(self, programs: int, mapped: tuple[Tensor, ...], arguments: list[Any], index: int) -> None:
+        """Run `programs` programs on the current stream of device `index`, which is the current one.
+
+        Args:
+            mapped: the tensors behind the tensor maps, in the order of `blocks`.
+            arguments: all others but the variant, which comes last; tensors as such.
+        """
+        ready = self._ready.get(index)
+        if ready is None:
+            maps = [descriptor(x, block) for x, block in zip(mapped, self._blocks, strict=True)]
+            compiled = self._kernel[(programs,)](*maps, *arguments, self._variant, num_warps=self._warps)
+            bare = _bare(compiled)
+            if bare is not None:
+                pointers = tuple(n for n, x in enumerate(arguments) if isinstance(x, Tensor))
+                launcher, about = bare
+                self._ready[index] = launcher, compiled.function, compiled.packed_metadata, about, pointers
+            return
+        launcher, function, metadata, about, pointers = ready
+        flat: list[Any] = []
+        for n, x in enumerate(mapped):
+            key = (n, x.data_ptr(), x.shape, x.stride())
+            found = self._maps.get(key)
+            if found is None:
+                found = self._map(key, x, self._blocks[n], about[n])
+            flat += found
+        held = [arguments[n] for n in pointers]
+        for n, tensor in zip(pointers, held, strict=True):
+            arguments[n] = tensor.data_ptr()
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        launcher(
+            programs, 1, 1, stream, function, False, False, None, None, metadata, None, None, None, *flat,
+            *arguments, self._variant,
+        )  # fmt: skip
+
+    def _map(self, key: Any, x: Tensor, block: tuple[int, ...], about: Any) -> list[Any]:
+        from triton.backends.nvidia.driver import make_tensordesc_arg
+
+        if len(self._maps) >= _MOST_MAPS:
+            self._maps.clear()
+        found = self._maps[key] = make_tensordesc_arg(descriptor(x, block), about)
+        return found

@@ -34,6 +34,10 @@ from .dialect import (
 
 BAND = gl.constexpr(variant.BAND)
 ROWS = gl.constexpr(variant.ROWS)
+COLS = gl.constexpr(variant.COLS)
+BITS = gl.constexpr(variant.BITS)
+#: Rows and keys of a granule of BITS.
+GRANULE = gl.constexpr(64)
 LINES = gl.constexpr(variant.LINES)
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -69,6 +73,7 @@ class Shared:
     counts: gl.tensor
     order: gl.tensor
     bounds: gl.tensor
+    index: gl.tensor
     sink: gl.tensor
     heads: gl.tensor
     group: gl.tensor
@@ -87,7 +92,7 @@ class Shared:
     @gluon.constexpr_function
     def __init__(
         self, q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full, k_empty,
-        v_full, v_empty, turn, ended, verdict, lse, work, items, tiles, counts, order, bounds, sink, heads, group, q_length, k_length, lines, lo, hi, step, capacity, table_b, table_h, scale, C,
+        v_full, v_empty, turn, ended, verdict, lse, work, items, tiles, counts, order, bounds, index, sink, heads, group, q_length, k_length, lines, lo, hi, step, capacity, table_b, table_h, scale, C,
     ):  # fmt: skip
         self.q_desc = q_desc
         self.k_desc = k_desc
@@ -113,6 +118,7 @@ class Shared:
         self.counts = counts
         self.order = order
         self.bounds = bounds
+        self.index = index
         self.sink = sink
         self.heads = heads
         self.group = group
@@ -330,26 +336,66 @@ def skip(s, stage, phase, count):
 
 
 @gluon.jit
-def visible(s, m0, n0, edges, S_LAYOUT: gl.constexpr):
+def visible(s, m0, n0, table, edges, S_LAYOUT: gl.constexpr):
     """Which elements of a tile are visible, `[64, BN]`. `edges` are the intervals of the rows, for ROWS."""
     C: gl.constexpr = s.C
     # Ends are worked out once per row, beside the tile's first key; an element takes one comparison for each.
-    keys = gl.arange(0, C.BN, gl.SliceLayout(0, S_LAYOUT))[None, :]
+    keys = gl.arange(0, C.BN, gl.SliceLayout(0, S_LAYOUT))
     if C.MASK == BAND:
         rows = m0 + gl.arange(0, LINES, gl.SliceLayout(1, S_LAYOUT))
         away = s.k_length - s.q_length - n0
         end = gl.minimum(rows + (away + s.hi + 1), s.k_length - n0)
-        seen = keys < end[:, None]
+        seen = keys[None, :] < end[:, None]
         if C.BELOW:
-            seen = seen & (keys >= (rows + (away + s.lo))[:, None])
+            seen = seen & (keys[None, :] >= (rows + (away + s.lo))[:, None])
         if C.STEPPED:
-            seen = seen & ((keys - (rows + away)[:, None]) % s.step == 0)
+            seen = seen & ((keys[None, :] - (rows + away)[:, None]) % s.step == 0)
         return seen
-    else:
-        seen = (keys >= (edges[0] - n0)[:, None]) & (keys < (edges[1] - n0)[:, None])
+    elif C.MASK == ROWS:
+        seen = between(keys[None, :], (edges[0] - n0)[:, None], (edges[1] - n0)[:, None])
         if C.INTERVALS > 1:
-            seen = seen | ((keys >= (edges[2] - n0)[:, None]) & (keys < (edges[3] - n0)[:, None]))
+            seen = seen | between(keys[None, :], (edges[2] - n0)[:, None], (edges[3] - n0)[:, None])
         return seen
+    elif C.MASK == COLS:
+        rows = gl.arange(0, LINES, gl.SliceLayout(1, S_LAYOUT))
+        at = table.to(gl.int64) * s.k_length + gl.minimum(n0 + keys, s.k_length - 1)
+        at = s.bounds + at * (2 * C.INTERVALS)
+        hidden = between(rows[:, None], (gl.load(at) - m0)[None, :], (gl.load(at + 1) - m0)[None, :])
+        if C.INTERVALS > 1:
+            start, end = gl.load(at + 2) - m0, gl.load(at + 3) - m0
+            hidden = hidden | between(rows[:, None], start[None, :], end[None, :])
+        return (hidden == 0) & (keys < s.k_length - n0)[None, :]
+    else:
+        return bits(s, m0, n0, table, keys, S_LAYOUT) & (keys < s.k_length - n0)[None, :]
+
+
+@gluon.jit
+def between(x, start, end):
+    return (x >= start) & (x < end)
+
+
+@gluon.jit
+def bits(s, m0, n0, table, keys, S_LAYOUT: gl.constexpr):
+    """The bits of a tile: its rows are those of one granule, each of its granules has two words of 32 bits per
+    row. The index has -1 for an empty granule and -2 for a full one.
+    """
+    C: gl.constexpr = s.C
+    GRANULES: gl.constexpr = C.BN // 64
+    rows = gl.arange(0, LINES, gl.SliceLayout(1, S_LAYOUT))
+    k_granules = (s.k_length + GRANULE - 1) // GRANULE
+    q_granules = (s.q_length + GRANULE - 1) // GRANULE
+    line = gl.minimum(m0 // GRANULE, q_granules - 1)
+    corner = (table * q_granules + line).to(gl.int64) * k_granules
+    word = gl.full([LINES, C.BN], 0, gl.int32, S_LAYOUT)
+    for granule in gl.static_range(GRANULES):
+        found = gl.load(s.index + corner + gl.minimum(n0 // GRANULE + granule, k_granules - 1))
+        at = s.bounds + (gl.maximum(found, 0).to(gl.int64) * GRANULE + rows) * 2
+        for half in gl.static_range(2):
+            own = gl.load(at + half)
+            own = gl.where(found == -2, -1, gl.where(found == -1, 0, own))
+            here = (keys // 32 == 2 * granule + half)[None, :]
+            word = gl.where(here, own[:, None], word)
+    return ((word >> (keys % 32)[None, :]) & 1) != 0
 
 
 @gluon.jit
@@ -419,7 +465,7 @@ def shares_of(s, w: gl.constexpr, line, where, full, count):
 @gluon.jit
 def step(
     w: gl.constexpr, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, more, m0, n0,
-    edges, MASKED: gl.constexpr, ONLINE: gl.constexpr, TURNS: gl.constexpr,
+    table, edges, MASKED: gl.constexpr, ONLINE: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     """`q k^T` of one tile of keys, `p v` of the one before, and the softmax of this one."""
     C: gl.constexpr = s.C
@@ -441,7 +487,7 @@ def step(
     if not C.JOINED:
         mbarrier.arrive(s.k_empty.index(stage), count=1)
     if MASKED:
-        scores = gl.where(visible(s, m0, n0, edges, s_layout), scores, float("-inf"))
+        scores = gl.where(visible(s, m0, n0, table, edges, s_layout), scores, float("-inf"))
     if ONLINE:
         found = gl.maximum(reference, gl.max(scores, 1) * s.scale)
         base = gl.where(found == float("-inf"), 0.0, found)
@@ -505,7 +551,7 @@ def attend(
             mbarrier.arrive(s.k_empty.index(stage), count=1)
         if C.MASKED:
             n0 = tile_at(s, where, full, count, at) * C.BN
-            scores = gl.where(visible(s, m0, n0, edges, s_layout), scores, float("-inf"))
+            scores = gl.where(visible(s, m0, n0, table, edges, s_layout), scores, float("-inf"))
         reference = gl.max(scores, 1) * s.scale
         base = reference
         if C.MASKED:
@@ -523,19 +569,19 @@ def attend(
                 n0 = tile_at(s, where, full, count, at + j) * C.BN
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                     w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own,
-                    m0, n0, edges, True, True, False,
+                    m0, n0, table, edges, True, True, False,
                 )  # fmt: skip
         for j in range(gl.maximum(above, 1), above + whole):
             p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                 w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own, m0,
-                0, edges, False, not FIXED, TURNS,
+                0, table, edges, False, not FIXED, TURNS,
             )  # fmt: skip
         if C.BELOW:
             for j in range(gl.maximum(above + whole, 1), own):
                 n0 = tile_at(s, where, full, count, at + j) * C.BN
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                     w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own,
-                    m0, n0, edges, True, not FIXED, False,
+                    m0, n0, table, edges, True, not FIXED, False,
                 )  # fmt: skip
         if C.OWN_OUT:
             mbarrier.arrive(s.q_empty.index(w), count=1)
@@ -606,7 +652,8 @@ def finish(
 )  # fmt: skip
 def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, lse, work, amounts, longest, heads, group, q_length, k_length,
-    lines, lo, hi, step, tiles, counts, order, capacity, table_b, table_h, bounds, sink, scale, C: gl.constexpr,
+    lines, lo, hi, step, tiles, counts, order, capacity, table_b, table_h, bounds, index, sink,
+    scale, C: gl.constexpr,
 ):  # fmt: skip
     """Shapes: q `[B, Hq, Lq, D]`, k `[B, Hk, Lk, D]`, v `[B, Hk, Lk, DV]`, out like q with DV, lse `[B, Hq,
     Lq]` in the memory order B, Lq, Hq; `work [programs, longest]` with `amounts [programs]` are the places of each program.
@@ -646,7 +693,7 @@ def forward_kernel(
     s = Shared(
         q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full, k_empty, v_full,
         v_empty, turn, ended, verdict, lse, work + program * longest, gl.load(amounts + program), tiles, counts,
-        order, bounds, sink, heads, group, q_length, k_length, lines, lo, hi, step, capacity,
+        order, bounds, index, sink, heads, group, q_length, k_length, lines, lo, hi, step, capacity,
         table_b, table_h, scale, C,
     )  # fmt: skip
     if C.GROUPS == 2:
