@@ -110,20 +110,20 @@ def _explained(
         mask = mask.build(B, Hq, Lq, Lk, lies)
     spec, tensors = mask.spec()
     form = masks.lower(spec, tensors, B, Hq, Lq, Lk, lies, validate=call.validate)
-    question = Question(
-        problem=problem,
-        form=form,
-        mask="none" if call.mask is None else repr(call.mask),
-        plan=ops.plan_of(problem, form, bool(tensors)),
-        machine=hardware,
-        q=q,
-        k=k,
-        v=v,
-        bias=call.bias,
-        bias_kind=_bias(call, used),
-    )
     # What is counted is counted on the CPU, whatever the default device.
     with assuming(None if machine is None else hardware.architecture), torch.device("cpu"):
+        question = Question(
+            problem=problem,
+            form=form,
+            mask="none" if call.mask is None else repr(call.mask),
+            plan=ops.plan_of(problem, form, bool(tensors)),
+            machine=hardware,
+            q=q,
+            k=k,
+            v=v,
+            bias=call.bias,
+            bias_kind=_bias(call, used),
+        )
         return explain(question, ops.load)
 
 

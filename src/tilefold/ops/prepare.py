@@ -9,13 +9,14 @@ import importlib
 from typing import Any
 
 from tilefold import masks, tangents
-from tilefold.planning.backend import Backend, Work
+from tilefold.planning import tuned
+from tilefold.planning.backend import KNOWN_BACKENDS, Backend, Work
 from tilefold.planning.choose import choose
 from tilefold.planning.plan import Plan
 from tilefold.problem import Positions, Problem
 from tilefold.scores import Scores
 
-_MODULES = {"triton": "tilefold.backends.triton", "eager": "tilefold.backends.eager"}
+_MODULES = {name: f"tilefold.backends.{name}" for name in KNOWN_BACKENDS}
 
 #: Number of leading arguments of `forward` that can have a gradient: q, k, v, bias, sink, alibi_slopes.
 DIFFERENTIABLE = 6
@@ -55,7 +56,7 @@ def load(name: str) -> Backend | str:
     """The backend `name`, imported at first use, or the sentence that says why it is not there."""
     if name not in _MODULES:
         return f"the {name} backend is not part of this version"
-    if name == "triton":
+    if name in ("hopper", "triton"):
         try:
             importlib.import_module("triton")
         except ModuleNotFoundError as missing:
@@ -71,8 +72,10 @@ def _plan(problem: Problem, form: Any) -> Plan:
 
 
 def plan_of(problem: Problem, form: Any, tables: bool) -> Plan:
-    """The plan of a call; remembered for masks without tensors, whose forms are equal by value."""
-    return choose(problem, form, load) if tables else _plan(problem, form)
+    """The plan of a call; remembered for masks without tensors, whose forms are equal by value, and for the
+    device that is there.
+    """
+    return choose(problem, form, load) if tables or tuned.assumed() else _plan(problem, form)
 
 
 _prepared: dict[Any, tuple[Backend, Problem, Any]] = {}

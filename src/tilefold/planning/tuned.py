@@ -130,6 +130,11 @@ def assuming(arch: str | None) -> Iterator[None]:
         _assumed.reset(token)
 
 
+def assumed() -> str | None:
+    """The architecture that counts in this context and thread, if it is not that of the device."""
+    return _assumed.get()
+
+
 @functools.lru_cache(maxsize=8)
 def _table(device_type: str) -> dict[str, Any]:
     arch = architecture(device_type)

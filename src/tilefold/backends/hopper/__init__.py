@@ -1,0 +1,119 @@
+"""Attention on Hopper (compute capability 9.0) in Gluon: TMA, warp specialisation, a softmax with a fixed
+reference. Forward only: gradients run in the Triton kernels, which this backend needs beside its own, as it
+does for lists of tiles and for the repair of what a mask hides.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilefold.backends import triton
+from tilefold.cost.steps import Bias, Declaration
+from tilefold.planning import tuned
+from tilefold.planning.backend import Gradients, Work
+from tilefold.problem import Problem
+
+#: What its kernels are compiled for.
+ARCHITECTURE = "sm90"
+#: The widest head that the kernel holds.
+WIDEST = 256
+#: Options of the score that the kernel does not have, and how a sentence calls them.
+_MISSING = {"softcap": "a softcap", "alibi": "ALiBi", "bias": "a bias", "dropout": "dropout"}
+
+
+def _refusal(device: str) -> str | None:
+    """Why calls on such a device are not for Hopper's kernels."""
+    if device != "cuda":
+        return f"it runs on Hopper GPUs, and the tensors are on {device}"
+    arch = tuned.assumed() or _architecture()
+    if arch is None:
+        return "it runs on Hopper GPUs, and there is no NVIDIA GPU here"
+    if arch != ARCHITECTURE:
+        return f"it runs on Hopper GPUs ({ARCHITECTURE}), and this one is {arch}"
+    return None
+
+
+@functools.cache
+def _architecture() -> str | None:
+    """Of the current NVIDIA GPU; None if there is none."""
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return None
+    return tuned.architecture("cuda")
+
+
+class HopperBackend:
+    """The forward pass on Hopper."""
+
+    name = "hopper"
+    keeps_layouts = True
+
+    def why_not(self, problem: Problem, form: Any) -> list[str]:
+        """See `planning.backend.Backend.why_not`."""
+        refusal = _refusal(problem.device)
+        if refusal is not None:
+            return [refusal]
+        if problem.backend != self.name:
+            return ["its kernels are new and run when they are asked for by name"]
+        reasons = list(triton.backend.why_not(problem, form))
+        if problem.dtype not in (torch.bfloat16, torch.float16):
+            name = str(problem.dtype).removeprefix("torch.")
+            reasons.append(f"its matrix instructions take bfloat16 and float16, and the inputs are {name}")
+        for name, size in (("query and key", problem.head_dim), ("value", problem.v_head_dim)):
+            if not 1 <= size <= WIDEST:
+                reasons.append(f"its kernel holds {name} heads of size 1 to {WIDEST}, not {size}")
+        reasons += [
+            f"its kernel does not have {what}" for x, what in _MISSING.items() if x in problem.options
+        ]
+        if problem.is_empty:
+            reasons.append("it copies by TMA, which takes no empty tensor")
+        return reasons
+
+    def forward(self, work: Work) -> tuple[Tensor, Tensor]:
+        """See `planning.backend.Backend.forward`."""
+        from .launch import forward
+
+        return forward(work)
+
+    def backward(
+        self, work: Work, dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
+    ) -> Gradients:
+        """See `planning.backend.Backend.backward`."""
+        return triton.backend.backward(work, dout, dlse, out, lse, needs)
+
+    def declare(self, problem: Problem, form: Any, backward: bool, bias: Bias | None) -> Declaration:
+        """See `planning.backend.Backend.declare`."""
+        found = triton.backend.declare(problem, form, backward, bias)
+        if backward:
+            return found
+        from .sizes import sizes_of, width_of
+        from .variant import LINES
+
+        sizes = sizes_of(width_of(problem.head_dim, problem.v_head_dim), form.kind)
+        rows, keys = LINES * sizes["GROUPS"], sizes["BN"]
+        how = f"fused Hopper kernel, forward in tiles of {rows} x {keys}"
+        return replace(found, how=how, rows=rows, keys=keys)
+
+    def measure(self, dtype: str) -> dict[str, float]:
+        """See `planning.backend.Backend.measure`."""
+        return {}
+
+
+backend = HopperBackend()
+
+
+def forget() -> None:
+    """Drop what was worked out with sizes of tiles that no longer hold."""
+    import sys
+
+    for name in ("launch", "repair"):
+        module = sys.modules.get(f"{__name__}.{name}")
+        if module is not None:
+            module.kept.clear()
+
+
+tuned.on_change(forget)

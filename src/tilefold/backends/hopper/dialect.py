@@ -26,8 +26,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.core import _aggregate
 
 __all__ = [
-    "Run", "aggregate", "copy_in", "copy_out", "copy_out_wait", "fence_async_shared", "gl", "gluon", "mbarrier",
-    "shared_layout", "tma", "warpgroup_mma", "warpgroup_mma_wait",
+    "Run", "aggregate", "copy_in", "copy_out", "copy_out_wait", "fence_async_shared", "gl", "gluon",
+    "mbarrier", "shared_layout", "tma", "warpgroup_mma", "warpgroup_mma_wait",
 ]  # fmt: skip
 
 aggregate: Any = getattr(gluon, "aggregate", None) or getattr(gl, "aggregate", None) or _aggregate
@@ -52,8 +52,8 @@ def descriptor(x: Tensor, block: tuple[int, ...]) -> TensorDescriptor:
 
 
 def _bare(compiled: Any) -> tuple[Any, list[Any]] | None:
-    """The launcher of Triton 3.6 that takes tensor maps ready made, and what its descriptors are like; None for
-    releases that are built in another way.
+    """The launcher of Triton 3.6 that takes tensor maps ready made, and what its descriptors are like; None
+    for releases that are built in another way.
     """
     launch = getattr(compiled.run, "launch", None)
     names = getattr(getattr(launch, "__code__", None), "co_freevars", ())
@@ -68,7 +68,9 @@ class Run:
     compiled kernel, with the tensor maps of its addresses as they were made before.
     """
 
-    def __init__(self, kernel: Any, variant: Any, blocks: tuple[tuple[int, ...], ...], warps: int = 4) -> None:
+    def __init__(
+        self, kernel: Any, variant: Any, blocks: tuple[tuple[int, ...], ...], warps: int = 4
+    ) -> None:
         self._kernel, self._variant, self._blocks, self._warps = kernel, variant, blocks, warps
         self._ready: dict[int, tuple[Any, ...]] = {}
         self._maps: dict[Any, list[Any]] = {}

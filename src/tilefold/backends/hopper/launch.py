@@ -18,6 +18,7 @@ from tilefold.planning.backend import Work
 
 from .dialect import Run
 from .forward import forward_kernel
+from .repair import repair
 from .sizes import sizes_of, width_of
 from .variant import KINDS, LINES, Variant
 
@@ -39,9 +40,10 @@ def variant_of(work: Work) -> Variant:
         # Consumers skip tiles of their own, and turns with them.
         sizes = sizes_of(width, form.kind)
     return Variant(
-        D=width, DV=width, MASK=KINDS[form.kind], MASKED=masked, INTERVALS=getattr(form, "count", 1),
-        STEPPED=band and form.step != 1, BELOW=band and form.lo is not None,
-        FIXED=p.dtype == torch.bfloat16, SINK=work.scores.sink is not None, **sizes,
+        D=width, DV=width, MASK=KINDS[form.kind], MASKED=masked, CAREFUL=not (band and form.is_full),
+        INTERVALS=getattr(form, "count", 1), STEPPED=band and form.step != 1,
+        BELOW=band and form.lo is not None, FIXED=p.dtype == torch.bfloat16,
+        SINK=work.scores.sink is not None, **sizes,
     )  # fmt: skip
 
 
@@ -63,8 +65,8 @@ def visits(form: Band, q_length: int, k_length: int, rows: int, keys: int) -> li
 def assign(
     costs: Sequence[float] | None, lines: int, pairs: int, span: int, programs: int
 ) -> list[list[int]]:
-    """The places `pair * lines + line` of each program: pairs in sections of `span`, whose keys and values fit
-    the L2 cache together; in a section the longest lines first, each to whoever is done first. Without
+    """The places `pair * lines + line` of each program: pairs in sections of `span`, whose keys and values
+    fit the L2 cache together; in a section the longest lines first, each to whoever is done first. Without
     `costs`, which only the device knows, lines are sorted already and go round, back and forth.
     """
     work: list[list[int]] = [[] for _ in range(programs)]
@@ -122,6 +124,7 @@ class _Made(NamedTuple):
     """What one kind of call needs of the host, worked out once."""
 
     run: Run
+    careful: bool
     schedule: Schedule
     numbers: list[Any]
     mask: MaskArguments
@@ -140,7 +143,7 @@ def _make(work: Work, _: str, __: Any) -> _Made:
     if not isinstance(form, Band):
         lists = lists_of(form, p.q_length, p.k_length, rows, C.BN, by_key=False)
     numbers = [p.q_heads, max(p.group, 1), p.q_length, p.k_length, -(-p.q_length // rows)]
-    return _Made(_run(C), schedule(work, rows, C.BN), numbers, of_mask(form, lists))
+    return _Made(_run(C), C.CAREFUL, schedule(work, rows, C.BN), numbers, of_mask(form, lists))
 
 
 kept = Kept(_make)
@@ -162,10 +165,13 @@ def forward(work: Work) -> tuple[Tensor, Tensor]:
     tiles, counts, order, bounds, index = (
         jobs.work if x is None else x for x in (m.tiles, m.counts, m.order, m.bounds, m.index)
     )
+    flags = jobs.work
+    if made.careful:
+        flags = torch.empty(B * H * -(-L // LINES), dtype=torch.int32, device=q.device)
     sink = lse if work.scores.sink is None else work.scores.sink.contiguous()
     arguments = [
-        lse, jobs.work, jobs.amounts, jobs.longest, *made.numbers, m.lo, m.hi, m.step, tiles, counts, order,
-        m.capacity, m.table_b, m.table_h, bounds, index, sink, work.scores.scale * LOG2E,
+        lse, flags, jobs.work, jobs.amounts, jobs.longest, *made.numbers, m.lo, m.hi, m.step, tiles, counts,
+        order, m.capacity, m.table_b, m.table_h, bounds, index, sink, work.scores.scale * LOG2E,
     ]  # fmt: skip
     device = q.device.index
     if device == torch._C._cuda_getDevice():
@@ -173,4 +179,6 @@ def forward(work: Work) -> tuple[Tensor, Tensor]:
     else:
         with torch.cuda.device(device):
             made.run(jobs.programs, (q, k, v, out), arguments, device)
+    if made.careful:
+        repair(Work(p, q, k, v, work.form, work.scores, work.tables), flags, out, lse)
     return out, lse

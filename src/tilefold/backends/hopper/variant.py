@@ -22,6 +22,8 @@ class Variant:
         REGISTERS: of each thread of the consumers but the first, which gets what is left.
         MASK: BAND, ROWS, COLS or BITS; MASKED: whether some tile needs it.
         INTERVALS: per line of the table of ROWS or COLS.
+        CAREFUL: tiles may mix what a row sees with what it does not see: 64 rows with a result that is not
+            finite leave a flag.
         STEPPED: the band shows every `step`-th key only. BELOW: it has a lower bound.
         FIXED: the reference of the softmax is that of the first tiles.
         SINK: each head has a sink.
@@ -39,6 +41,7 @@ class Variant:
     REGISTERS: int
     MASK: int = BAND
     MASKED: bool = False
+    CAREFUL: bool = False
     INTERVALS: int = 1
     STEPPED: bool = False
     BELOW: bool = False

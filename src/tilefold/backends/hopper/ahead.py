@@ -1,0 +1,38 @@
+"""Ahead-of-time compilation of the kernel, without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from .dialect import shared_layout
+from .forward import forward_kernel
+from .variant import LINES, Variant
+
+_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+_POINTERS = {"lse": "*fp32", "sink": "*fp32"}
+_INTEGERS = ("flags", "work", "amounts", "tiles", "counts", "order", "bounds", "index")
+
+
+def compiled(variant: Variant, dtype: torch.dtype, warps: int = 4) -> Any:
+    """The kernel compiled for q, k and v of `dtype`, bfloat16 or float16."""
+    C = variant
+
+    def described(*block: int) -> str:
+        return f"tensordesc<{_NAMES[dtype]}{[1, 1, *block]},{shared_layout((1, 1, *block), dtype)!r}>"
+
+    known = {
+        "q_desc": described(LINES, C.D), "k_desc": described(C.BN, C.D), "v_desc": described(C.BN, C.DV),
+        "o_desc": described(LINES, C.DV), **_POINTERS, **dict.fromkeys(_INTEGERS, "*i32"), "scale": "fp32",
+        "C": "constexpr",
+    }  # fmt: skip
+    names = [parameter.name for parameter in forward_kernel.params]
+    signature = {name: known.get(name, "i32") for name in names}
+    source = GluonASTSource(
+        forward_kernel, signature=signature, constexprs={(names.index("C"),): C}, attrs={}
+    )
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})

@@ -1,0 +1,109 @@
+"""The Hopper kernel compiled without a GPU: it fits, multiplies with whole warp groups, spills nothing where
+it matters, and carries nothing of options that a call does not have.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+import triton
+
+from tilefold.backends.hopper.ahead import compiled
+from tilefold.backends.hopper.sizes import sizes_of
+from tilefold.backends.hopper.variant import BITS, COLS, KINDS, ROWS, Variant
+from tilefold.backends.triton.ahead import resources
+
+SHARED = 227 << 10
+
+
+def variant(width: int, kind: str, **changes: Any) -> Variant:
+    masked = kind != "full"
+    given = {
+        "D": width, "DV": width, "MASK": KINDS.get(kind, 0), "MASKED": masked, "CAREFUL": masked,
+        "FIXED": True, "BELOW": kind == "window",
+    }  # fmt: skip
+    return Variant(**(given | sizes_of(width, kind) | changes))
+
+
+@cache
+def of(C: Variant, dtype: torch.dtype = torch.bfloat16) -> Any:
+    return compiled(C, dtype)
+
+
+def instructions(made: Any) -> list[str]:
+    """Names of the machine's instructions, in their order. (Triton's own text of them ends after 4,096.)"""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        said = subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_.]+)", said)
+
+
+POINTS = [(width, kind) for width in (64, 128, 256) for kind in ("full", "band")] + [
+    (128, "window"), (64, "rows"), (128, "rows"), (128, "cols"), (64, "bits"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("width, kind", POINTS)
+def test_it_fits_and_uses_warp_groups(width: int, kind: str) -> None:
+    made = of(variant(width, kind))
+    taken = resources(made)
+    assert taken.shared <= SHARED
+    assert "wgmma.mma_async" in made.asm["ptx"]
+    # Two roles' registers: the kernel starts with as many as 16 or 12 warps may have, and deals them out.
+    assert taken.registers in (128, 168)
+
+
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_products_of_a_plain_call_are_not_serialised(width: int) -> None:
+    names = [name.split(".")[0] for name in instructions(of(variant(width, "full")))]
+    runs = "".join(
+        "x" if name == "HGMMA" else " " for name in names if name in ("HGMMA", "WARPGROUP")
+    ).split()
+    assert min(map(len, runs)) >= 4
+
+
+@pytest.mark.skipif(triton.__version__ != "3.6.0", reason="spills depend on the compiler")
+@pytest.mark.parametrize("width, most", [(64, 96), (128, 0), (256, 64)])
+def test_a_plain_call_spills_nothing_in_its_loop(width: int, most: int) -> None:
+    """Some bytes of what a loop does not touch may wait in memory."""
+    assert resources(of(variant(width, "full"))).stack <= most
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_a_plain_call_carries_no_option(width: int) -> None:
+    """Its instructions are fewer than those with each option; a full call compares no positions."""
+    plain = len(instructions(of(variant(width, "full"))))
+    assert len(instructions(of(variant(width, "full", SINK=True)))) > plain
+    assert len(instructions(of(variant(width, "band")))) > 1.5 * plain
+    ptx = of(variant(width, "full")).asm["ptx"]
+    assert "0fFF800000" in of(variant(width, "band")).asm["ptx"]
+    assert ptx.count("selp.f32") < of(variant(width, "band")).asm["ptx"].count("selp.f32")
+
+
+def test_float16_has_no_second_pass() -> None:
+    """Its softmax is the usual one."""
+    fixed, online = of(variant(128, "full")), of(variant(128, "full", FIXED=False), torch.float16)
+    assert "f16" in online.asm["ptx"]
+    assert len(instructions(online)) < 0.7 * len(instructions(fixed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sink", [False, True])
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("intervals", [1, 2])
+@pytest.mark.parametrize("mask", [ROWS, COLS, BITS])
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_every_variant_compiles(width: int, mask: int, intervals: int, fixed: bool, sink: bool) -> None:
+    kind = next(name for name, number in KINDS.items() if number == mask)
+    assert resources(of(variant(width, kind, INTERVALS=intervals, FIXED=fixed, SINK=sink))).shared <= SHARED

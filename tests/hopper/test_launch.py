@@ -1,0 +1,151 @@
+"""What the host decides about a call of the Hopper kernel: who does what, in which variant, who declines."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from tilefold import attention, masks
+from tilefold.errors import BackendError
+from tilefold.masks.band import Band
+from tilefold.planning import tuned
+from tilefold.planning.backend import Work
+from tilefold.problem import Problem
+from tilefold.scores import Scores
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from tilefold.backends.hopper import backend, launch
+from tilefold.backends.hopper.sizes import WIDTHS, sizes_of, width_of
+from tilefold.backends.hopper.variant import LINES
+
+ASKED = Problem(2, 4, 2, 512, 640, 128, 128, torch.bfloat16, "cuda", backend="hopper")
+BANDS = [
+    Band(None, None), Band(None, 0), Band(0, None), Band(-100, 0), Band(-70, 9), Band(-9, 400),
+    Band(None, -700), Band(-40, 40, 5),
+]  # fmt: skip
+
+
+def work(form: object = BANDS[0], **changes: object) -> Work:
+    p = dataclasses.replace(ASKED, **changes)
+    q = torch.empty(p.batch, p.q_heads, p.q_length, p.head_dim, dtype=p.dtype, device="meta")
+    k = torch.empty(p.batch, p.k_heads, p.k_length, p.head_dim, dtype=p.dtype, device="meta")
+    return Work(p, q, k, k, form, Scores(1.0))
+
+
+# Who does what.
+
+
+@pytest.mark.parametrize("costs", [[5.0, 4.0, 3.0, 2.0, 1.0], [1.0] * 5, None], ids=str)
+@pytest.mark.parametrize("pairs, span, programs", [(6, 2, 7), (6, 6, 4), (1, 1, 5), (5, 3, 1)])
+def test_every_place_is_somebody_s_and_nobody_is_idle(
+    costs: list[float] | None, pairs: int, span: int, programs: int
+) -> None:
+    found = launch.assign(costs, 5, pairs, span, programs)
+    assert sorted(itertools.chain(*found)) == list(range(5 * pairs))
+    assert all(found)
+
+
+def test_the_longest_lines_of_a_section_come_first() -> None:
+    (found,) = launch.assign([1.0, 3.0, 2.0], 3, 4, 2, 1)
+    assert [place % 3 for place in found] == [1, 1, 2, 2, 0, 0] * 2
+    assert {place // 3 for place in found[:6]} == {0, 1}
+
+
+def test_work_is_shared_out_evenly() -> None:
+    costs = [float(n) for n in launch.visits(Band(None, 0), 16384, 16384, 128, 128)]
+    found = launch.assign(costs, 128, 16, 1, 132)
+    spent = [sum(costs[place % 128] for place in own) for own in found]
+    assert max(spent) <= 1.03 * sum(spent) / len(spent)
+
+
+def test_lines_that_are_sorted_go_round_back_and_forth() -> None:
+    assert launch.assign(None, 5, 1, 1, 2) == [[0, 3, 4], [1, 2]]
+
+
+@pytest.mark.parametrize("lengths", [(512, 512), (300, 700), (700, 300), (1000, 1000)], ids=str)
+@pytest.mark.parametrize("form", BANDS, ids=str)
+def test_visits_are_those_of_the_tiles_that_a_band_shows(form: Band, lengths: tuple[int, int]) -> None:
+    rows, keys = 192, 128
+    # Everything between the bounds.
+    states = Band(form.lo, form.hi).tile_states(*lengths, rows, keys, "cpu")[0, 0]
+    assert launch.visits(form, *lengths, rows, keys) == [int(n) for n in (states > 0).sum(-1)]
+
+
+# Variants.
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("kind", ["full", "band", "rows", "cols", "bits"])
+def test_tiles_fit_the_shared_memory_of_a_core(width: int, kind: str) -> None:
+    sizes = sizes_of(width, kind)
+    own = 2 if sizes["OWN_OUT"] else 1
+    elements = own * sizes["GROUPS"] * LINES * width + 2 * sizes["STAGES"] * sizes["BN"] * width
+    assert 2 * elements + 1024 <= 227 << 10
+    # One barrier for both frees keys only with values, of which one tile is always in use.
+    assert sizes["STAGES"] >= (3 if sizes.get("JOINED") else 2)
+
+
+@pytest.mark.parametrize(
+    "dims", [(1, 1), (40, 64), (64, 65), (96, 32), (128, 128), (192, 128), (256, 8)], ids=str
+)
+def test_heads_have_tiles_that_hold_them(dims: tuple[int, int]) -> None:
+    assert width_of(*dims) >= max(dims)
+    assert width_of(*dims) == min(width for width in WIDTHS if width >= max(dims))
+
+
+def test_what_a_call_needs_is_compiled_in() -> None:
+    full, causal, window = (launch.variant_of(work(form)) for form in BANDS[:2] + BANDS[3:4])
+    assert (full.MASKED, full.CAREFUL, full.TURNS, full.FIXED) == (False, False, True, True)
+    assert (causal.MASKED, causal.CAREFUL, causal.BELOW, causal.TURNS) == (True, True, False, False)
+    assert window.BELOW
+    # Keys beyond the last are hidden, but hold nothing.
+    ragged = launch.variant_of(work(k_length=700))
+    assert (ragged.MASKED, ragged.CAREFUL, ragged.TURNS) == (True, False, False)
+    assert not launch.variant_of(work(dtype=torch.float16)).FIXED
+    assert launch.variant_of(work(BANDS[7])).STEPPED
+
+
+# Who declines.
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"dtype": torch.float32}, "bfloat16 and float16, and the inputs are float32"),
+        ({"head_dim": 257}, "query and key heads of size 1 to 256, not 257"),
+        ({"v_head_dim": 512}, "value heads of size 1 to 256, not 512"),
+        ({"options": ("softcap",)}, "does not have a softcap"),
+        ({"options": ("alibi", "sink")}, "does not have ALiBi"),
+        ({"options": ("bias",)}, "does not have a bias"),
+        ({"options": ("dropout",)}, "does not have dropout"),
+        ({"k_length": 0}, "no empty tensor"),
+        ({"backend": None}, "when they are asked for by name"),
+        ({"device": "cpu"}, "the tensors are on cpu"),
+    ],
+)
+def test_what_the_kernel_does_not_have_is_declined(change: dict[str, object], reason: str) -> None:
+    with tuned.assuming("sm90"):
+        assert backend.why_not(ASKED, BANDS[0]) == []
+        (found,) = backend.why_not(dataclasses.replace(ASKED, **change), BANDS[0])
+    assert reason in found
+
+
+def test_all_reasons_are_given_at_once() -> None:
+    p = dataclasses.replace(ASKED, dtype=torch.float32, head_dim=300, options=("bias", "dropout"))
+    with tuned.assuming("sm90"):
+        assert len(backend.why_not(p, BANDS[0])) == 4
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm100"])
+def test_other_gpus_are_declined(arch: str) -> None:
+    with tuned.assuming(arch):
+        assert backend.why_not(ASKED, BANDS[0]) == [f"it runs on Hopper GPUs (sm90), and this one is {arch}"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    assert backend.why_not(ASKED, BANDS[0]) == ["it runs on Hopper GPUs, and there is no NVIDIA GPU here"]
+    q = torch.zeros(1, 2, 16, 64)
+    with pytest.raises(BackendError, match="the tensors are on cpu"):
+        attention(q, q, q, mask=masks.causal(), backend="hopper")
