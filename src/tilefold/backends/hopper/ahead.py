@@ -35,4 +35,6 @@ def compiled(variant: Variant, dtype: torch.dtype, warps: int = 4) -> Any:
     source = GluonASTSource(
         forward_kernel, signature=signature, constexprs={(names.index("C"),): C}, attrs={}
     )
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    return triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "enable_fp_fusion": True}
+    )

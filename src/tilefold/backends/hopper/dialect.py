@@ -55,11 +55,13 @@ def _bare(compiled: Any) -> tuple[Any, list[Any]] | None:
     """The launcher of Triton 3.6 that takes tensor maps ready made, and what its descriptors are like; None
     for releases that are built in another way.
     """
-    launch = getattr(compiled.run, "launch", None)
+    launch: Any = getattr(compiled.run, "launch", None)
     names = getattr(getattr(launch, "__code__", None), "co_freevars", ())
     if not {"launcher", "tensordesc_meta"} <= set(names):
         return None
-    held = {name: cell.cell_contents for name, cell in zip(names, launch.__closure__, strict=True)}
+    held: dict[str, Any] = {
+        name: cell.cell_contents for name, cell in zip(names, launch.__closure__, strict=True)
+    }
     return held["launcher"], held["tensordesc_meta"]
 
 
@@ -85,7 +87,9 @@ class Run:
         ready = self._ready.get(index)
         if ready is None:
             maps = [descriptor(x, block) for x, block in zip(mapped, self._blocks, strict=True)]
-            compiled = self._kernel[(programs,)](*maps, *arguments, self._variant, num_warps=self._warps)
+            compiled = self._kernel[(programs,)](
+                *maps, *arguments, self._variant, num_warps=self._warps, enable_fp_fusion=True
+            )
             bare = _bare(compiled)
             if bare is not None:
                 pointers = tuple(n for n, x in enumerate(arguments) if isinstance(x, Tensor))
