@@ -98,6 +98,14 @@ def test_float16_has_no_second_pass() -> None:
     assert len(instructions(online)) < 0.7 * len(instructions(fixed))
 
 
+@pytest.mark.parametrize("option", ["SOFTCAP", "ALIBI"])
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_options_of_the_score_compile(width: int, option: str) -> None:
+    made = of(variant(width, "band", PLAIN=False, **{option: True}))
+    assert resources(made).shared <= SHARED
+    assert ("abs" in made.asm["ptx"]) or option == "SOFTCAP"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sink", [False, True])
 @pytest.mark.parametrize("fixed", [False, True])

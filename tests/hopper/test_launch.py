@@ -11,7 +11,7 @@ from tilefold.errors import BackendError
 from tilefold.masks.band import Band
 from tilefold.planning import tuned
 from tilefold.planning.backend import Work
-from tilefold.problem import Problem
+from tilefold.problem import Positions, Problem
 from tilefold.scores import Scores
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -106,6 +106,22 @@ def test_what_a_call_needs_is_compiled_in() -> None:
     assert launch.variant_of(work(BANDS[7])).STEPPED
 
 
+@pytest.mark.parametrize(
+    "scores, plain",
+    [
+        (Scores(0.125), True),
+        (Scores(0.0), False),
+        (Scores(-1.0), False),
+        (Scores(1.0, softcap=20.0), False),
+        (Scores(1.0, alibi_slopes=torch.ones(4)), False),
+    ],
+)
+def test_a_plain_score_goes_into_the_exponent(scores: Scores, plain: bool) -> None:
+    C = launch.variant_of(dataclasses.replace(work(), scores=scores))
+    assert plain == C.PLAIN
+    assert (scores.softcap is not None, scores.alibi_slopes is not None) == (C.SOFTCAP, C.ALIBI)
+
+
 # Who declines.
 
 
@@ -115,8 +131,7 @@ def test_what_a_call_needs_is_compiled_in() -> None:
         ({"dtype": torch.float32}, "bfloat16 and float16, and the inputs are float32"),
         ({"head_dim": 257}, "query and key heads of size 1 to 256, not 257"),
         ({"v_head_dim": 512}, "value heads of size 1 to 256, not 512"),
-        ({"options": ("softcap",)}, "does not have a softcap"),
-        ({"options": ("alibi", "sink")}, "does not have ALiBi"),
+        ({"options": ("alibi",), "positions": Positions(tables=True)}, "ALiBi in packed documents"),
         ({"options": ("bias",)}, "does not have a bias"),
         ({"options": ("dropout",)}, "does not have dropout"),
         ({"k_length": 0}, "no empty tensor"),

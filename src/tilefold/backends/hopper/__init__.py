@@ -23,7 +23,7 @@ ARCHITECTURE = "sm90"
 #: The widest head that the kernel holds.
 WIDEST = 256
 #: Options of the score that the kernel does not have, and how a sentence calls them.
-_MISSING = {"softcap": "a softcap", "alibi": "ALiBi", "bias": "a bias", "dropout": "dropout"}
+_MISSING = {"bias": "a bias", "dropout": "dropout"}
 
 
 def _refusal(device: str) -> str | None:
@@ -69,6 +69,8 @@ class HopperBackend:
         reasons += [
             f"its kernel does not have {what}" for x, what in _MISSING.items() if x in problem.options
         ]
+        if "alibi" in problem.options and problem.positions.tables:
+            reasons.append("its kernel does not have ALiBi in packed documents")
         if problem.is_empty:
             reasons.append("it copies by TMA, which takes no empty tensor")
         return reasons

@@ -30,6 +30,7 @@ from .dialect import (
 )
 from .mask import edges_of, visible
 from .program import LINES, Shared, advance, load_work, place_of, shares_of, tile_at, tiles_of
+from .score import in_base2, scored, slope_of, weights_of
 
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -167,7 +168,7 @@ def row_sums(p, BN: gl.constexpr):
 @gluon.jit
 def step(
     w: gl.constexpr, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, more, m0, n0,
-    table, edges, MASKED: gl.constexpr, ONLINE: gl.constexpr, TURNS: gl.constexpr,
+    slope, table, edges, MASKED: gl.constexpr, ONLINE: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     """`q k^T` of one tile of keys, `p v` of the one before, and the softmax of this one."""
     C: gl.constexpr = s.C
@@ -188,10 +189,11 @@ def step(
     scores = warpgroup_mma_wait(1, [scores])
     if not C.JOINED:
         mbarrier.arrive(s.k_empty.index(stage), count=1)
+    scores = scored(s, scores, m0, n0, slope, s_layout)
     if MASKED:
         scores = gl.where(visible(s, m0, n0, table, edges, s_layout), scores, float("-inf"))
     if ONLINE:
-        found = gl.maximum(reference, gl.max(scores, 1) * s.scale)
+        found = gl.maximum(reference, in_base2(s, gl.max(scores, 1)))
         base = gl.where(found == float("-inf"), 0.0, found)
         alpha = gl.exp2(reference - base)
         reference = found
@@ -199,7 +201,7 @@ def step(
         sums = sums * spread[:, None][:, :, None]
     else:
         base = reference
-    weights = gl.exp2(scores * s.scale - base[:, None])
+    weights = weights_of(s, scores, base)
     sums = sums + row_sums(weights, C.BN)
     new = gl.convert_layout(weights.to(dtype), p_layout)
     next_stage, next_phase = advance(stage, phase, C.STAGES)
@@ -230,6 +232,7 @@ def attend(
     before, above, whole, below, after = shares_of(s, w, line, where, full, count)
     m0 = line * (LINES * C.GROUPS) + w * LINES
     edges = edges_of(s, m0 + gl.arange(0, LINES, r_layout), table)
+    slope = slope_of(s, b, h)
     o = gl.full([LINES, C.DV], 0.0, gl.float32, o_layout)
     reference = gl.full([LINES], float("-inf"), gl.float32, r_layout)
     sums = row_sums(gl.full([LINES, C.BN], 0.0, gl.float32, s_layout), C.BN)
@@ -251,14 +254,15 @@ def attend(
         scores = warpgroup_mma_wait(0, [scores])
         if not C.JOINED:
             mbarrier.arrive(s.k_empty.index(stage), count=1)
+        n0 = tile_at(s, where, full, count, at) * C.BN
+        scores = scored(s, scores, m0, n0, slope, s_layout)
         if C.MASKED:
-            n0 = tile_at(s, where, full, count, at) * C.BN
             scores = gl.where(visible(s, m0, n0, table, edges, s_layout), scores, float("-inf"))
-        reference = gl.max(scores, 1) * s.scale
+        reference = in_base2(s, gl.max(scores, 1))
         base = reference
         if C.MASKED:
             base = gl.where(reference == float("-inf"), 0.0, reference)
-        weights = gl.exp2(scores * s.scale - base[:, None])
+        weights = weights_of(s, scores, base)
         sums = row_sums(weights, C.BN)
         p = gl.convert_layout(weights.to(dtype), p_layout)
         last_stage = stage
@@ -271,19 +275,21 @@ def attend(
                 n0 = tile_at(s, where, full, count, at + j) * C.BN
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                     w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own,
-                    m0, n0, table, edges, True, True, False,
+                    m0, n0, slope, table, edges, True, True, False,
                 )  # fmt: skip
         for j in range(gl.maximum(above, 1), above + whole):
+            # Where a tile lies is asked by ALiBi alone.
+            n0 = tile_at(s, where, full, count, at + j) * C.BN if C.ALIBI else 0
             p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                 w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own, m0,
-                0, table, edges, False, not FIXED, TURNS,
+                n0, slope, table, edges, False, not FIXED, TURNS,
             )  # fmt: skip
         if C.BELOW:
             for j in range(gl.maximum(above + whole, 1), own):
                 n0 = tile_at(s, where, full, count, at + j) * C.BN
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                     w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own,
-                    m0, n0, table, edges, True, not FIXED, False,
+                    m0, n0, slope, table, edges, True, not FIXED, False,
                 )  # fmt: skip
         if C.OWN_OUT:
             mbarrier.arrive(s.q_empty.index(w), count=1)
@@ -354,13 +360,13 @@ def finish(
 @gluon.jit(
     do_not_specialize=[
         "longest", "heads", "group", "q_length", "k_length", "lines", "lo", "hi", "step",
-        "capacity", "table_b", "table_h",
+        "capacity", "table_b", "table_h", "slope_b", "slope_h", "q_step", "k_step", "base",
     ]
 )  # fmt: skip
 def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, lse, flags, work, amounts, longest, heads, group, q_length, k_length,
     lines, lo, hi, step, tiles, counts, order, capacity, table_b, table_h, bounds, index, sink,
-    scale, C: gl.constexpr,
+    slopes, slope_b, slope_h, cap, q_step, k_step, base, scale, C: gl.constexpr,
 ):  # fmt: skip
     """Shapes: q `[B, Hq, Lq, D]`, k `[B, Hk, Lk, D]`, v `[B, Hk, Lk, DV]`, out like q with DV, lse `[B, Hq,
     Lq]` in the memory order B, Lq, Hq; `work [programs, longest]` with `amounts [programs]` are the places of
@@ -401,8 +407,9 @@ def forward_kernel(
     s = Shared(
         q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full, k_empty,
         v_full, v_empty, turn, ended, verdict, lse, flags, work + program * longest,
-        gl.load(amounts + program), tiles, counts, order, bounds, index, sink, heads, group, q_length,
-        k_length, lines, lo, hi, step, capacity, table_b, table_h, scale, C,
+        gl.load(amounts + program), tiles, counts, order, bounds, index, sink, slopes, slope_b, slope_h, cap,
+        q_step, k_step, base, heads, group, q_length, k_length, lines, lo, hi, step, capacity, table_b,
+        table_h, scale, C,
     )  # fmt: skip
     if C.GROUPS == 2:
         gl.warp_specialize(

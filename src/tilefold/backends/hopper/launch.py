@@ -23,6 +23,8 @@ from .sizes import sizes_of, width_of
 from .variant import KINDS, LINES, Variant
 
 LOG2E = 1.4426950408889634
+#: Scales above this are positive in float32 too.
+LEAST_SCALE = 1e-30
 #: Beside its tiles, a line of tiles takes as long as so many.
 _FIXED_COST = 0.7
 #: Of the L2 cache, what keys and values of the pairs at work may take.
@@ -33,6 +35,7 @@ def variant_of(work: Work) -> Variant:
     """The kernel of a call."""
     p, form = work.problem, work.form
     band = isinstance(form, Band)
+    softcap, alibi = work.scores.softcap is not None, work.scores.alibi_slopes is not None
     width = width_of(p.head_dim, p.v_head_dim)
     sizes = sizes_of(width, "full" if band and form.is_full else form.kind)
     masked = not (band and form.is_full and p.k_length % sizes["BN"] == 0)
@@ -43,6 +46,7 @@ def variant_of(work: Work) -> Variant:
         D=width, DV=width, MASK=KINDS[form.kind], MASKED=masked, CAREFUL=not (band and form.is_full),
         INTERVALS=getattr(form, "count", 1), STEPPED=band and form.step != 1,
         BELOW=band and form.lo is not None, FIXED=p.dtype == torch.bfloat16,
+        PLAIN=not softcap and not alibi and work.scores.scale > LEAST_SCALE, SOFTCAP=softcap, ALIBI=alibi,
         SINK=work.scores.sink is not None, **sizes,
     )  # fmt: skip
 
@@ -169,9 +173,16 @@ def forward(work: Work) -> tuple[Tensor, Tensor]:
     if made.careful:
         flags = torch.empty(B * H * -(-L // LINES), dtype=torch.int32, device=q.device)
     sink = lse if work.scores.sink is None else work.scores.sink.contiguous()
+    scores, at = work.scores, p.positions
+    cap, slopes = scores.softcap, scores.alibi_slopes
+    scale = scores.scale * LOG2E if cap is None else scores.scale / cap
+    strides = (0, 0) if slopes is None else (slopes.stride(0) if slopes.dim() == 2 else 0, slopes.stride(-1))
+    diagonal = p.k_length - L if at.diagonal is None else at.diagonal
     arguments = [
         lse, flags, jobs.work, jobs.amounts, jobs.longest, *made.numbers, m.lo, m.hi, m.step, tiles, counts,
-        order, m.capacity, m.table_b, m.table_h, bounds, index, sink, work.scores.scale * LOG2E,
+        order, m.capacity, m.table_b, m.table_h, bounds, index, sink,
+        lse if slopes is None else slopes, *strides, (cap or 1.0) * LOG2E, at.q_step, at.k_step,
+        at.q_origin + diagonal - at.k_origin, scale,
     ]  # fmt: skip
     device = q.device.index
     if device == torch._C._cuda_getDevice():

@@ -45,6 +45,13 @@ class Shared:
     bounds: gl.tensor
     index: gl.tensor
     sink: gl.tensor
+    slopes: gl.tensor
+    slope_b: gl.tensor
+    slope_h: gl.tensor
+    cap: gl.tensor
+    q_step: gl.tensor
+    k_step: gl.tensor
+    base: gl.tensor
     heads: gl.tensor
     group: gl.tensor
     q_length: gl.tensor
@@ -63,8 +70,8 @@ class Shared:
     def __init__(
         self, q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full,
         k_empty, v_full, v_empty, turn, ended, verdict, lse, flags, work, items, tiles, counts, order, bounds,
-        index, sink, heads, group, q_length, k_length, lines, lo, hi, step, capacity, table_b, table_h, scale,
-        C,
+        index, sink, slopes, slope_b, slope_h, cap, q_step, k_step, base, heads, group, q_length, k_length,
+        lines, lo, hi, step, capacity, table_b, table_h, scale, C,
     ):  # fmt: skip
         self.q_desc = q_desc
         self.k_desc = k_desc
@@ -93,6 +100,13 @@ class Shared:
         self.bounds = bounds
         self.index = index
         self.sink = sink
+        self.slopes = slopes
+        self.slope_b = slope_b
+        self.slope_h = slope_h
+        self.cap = cap
+        self.q_step = q_step
+        self.k_step = k_step
+        self.base = base
         self.heads = heads
         self.group = group
         self.q_length = q_length

@@ -26,6 +26,7 @@ class Variant:
             finite leave a flag.
         STEPPED: the band shows every `step`-th key only. BELOW: it has a lower bound.
         FIXED: the reference of the softmax is that of the first tiles.
+        PLAIN: the score is nothing but a positive scale times the product. SOFTCAP, ALIBI: options in use.
         SINK: each head has a sink.
         OWN_OUT: `out` has shared memory of its own beside q.
         HELD: q is held in registers.
@@ -46,6 +47,9 @@ class Variant:
     STEPPED: bool = False
     BELOW: bool = False
     FIXED: bool = False
+    PLAIN: bool = True
+    SOFTCAP: bool = False
+    ALIBI: bool = False
     SINK: bool = False
     OWN_OUT: bool = True
     HELD: bool = False
