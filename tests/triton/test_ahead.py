@@ -9,6 +9,8 @@ import json
 import os
 import random
 import re
+import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -96,8 +98,9 @@ def _of_entry(name: str, arch: str, laden: bool) -> tuple[Resources, bool]:
         traits |= {"CAREFUL": False, "BIAS": True}
     C = Variant(
         size, 512 if size == HEADS[-1] else size, rows, keys, STAGES=stages, LOOPS=loops,
-        UNIT=128 // int(bits), OUT_UNIT=8, PLAIN=bits == "16" and not {"BIAS", "ALIBI"} & set(traits),
-        WANT_K=kernel != "dv", WANT_V=kernel != "dk", **traits,
+        EVEN=special == ["full"], UNIT=128 // int(bits), OUT_UNIT=8,
+        PLAIN=bits == "16" and not {"BIAS", "ALIBI"} & set(traits), WANT_K=kernel != "dv",
+        WANT_V=kernel != "dk", **traits,
     )  # fmt: skip
     made = compiled(KERNELS[kernel], C, {"16": "bf16", "32": "fp32"}[bits], warps, arch, registers)
     return resources(made), "wgmma.mma_async" in made.asm["ptx"]
@@ -123,7 +126,9 @@ _MEASURED_WITH = tuned.shipped("sm90")["stack_bytes"]["triton"]
 @pytest.mark.parametrize("name", _entries("sm90", "16"))
 def test_sizes_for_hopper_spill_no_more_than_their_table_says(name: str) -> None:
     taken, _ = _of_entry(name, "sm90", False)
-    assert taken.stack <= tuned.shipped("sm90")["stack_bytes"][name]
+    # Kernels for whole tiles keep some bytes that no loop touches.
+    most = 64 if name.endswith("/full") else 1 << 16
+    assert taken.stack <= min(tuned.shipped("sm90")["stack_bytes"][name], most)
 
 
 def test_every_tuned_size_states_its_spills() -> None:
@@ -149,7 +154,7 @@ def test_sizes_for_every_gpu_fit(name: str, arch: str, laden: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["triton/forward/16/64", "triton/forward/16/128"])
-def test_dropout_without_a_mask_fits(name: str) -> None:
+def test_sizes_for_most_calls_fit_with_every_option(name: str) -> None:
     assert _of_entry(name, "sm90", True)[0].shared <= SHARED["sm90"]
 
 
@@ -282,6 +287,15 @@ def test_a_sample_of_variants_compiles(point: tuple[Any, ...]) -> None:
     _compiles(point)
 
 
+def _machine_code(made: Any) -> str:
+    """As text; Triton's own ends after some 4,096 instructions."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        return subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -298,7 +312,9 @@ def test_products_of_kernels_are_not_serialised(name: str) -> None:
         CAREFUL=kind != "full", EVEN=True, MASK=v.KINDS.get(kind, v.BAND),
     )  # fmt: skip
     made = compiled(KERNELS[kernel], C, "bf16", warps, "sm90", registers)
-    instructions = re.findall(r"\bHGMMA\b|\bWARPGROUP\.DEPBAR\b", made.asm["sass"])
+    instructions = re.findall(r"\bHGMMA\b|\bWARPGROUP\.DEPBAR\b", _machine_code(made))
+    # All of them are seen.
+    assert instructions.count("HGMMA") == made.asm["ptx"].count("wgmma.mma_async")
     runs = "".join("x" if name == "HGMMA" else " " for name in instructions).split()
     assert min(map(len, runs)) >= 4
 

@@ -42,7 +42,7 @@ def test_the_kind_of_a_call(form: Band, change: dict[str, object], kind: str) ->
 
 
 @pytest.mark.parametrize("head_dim", [40, 64, 96, 128, 256])
-@pytest.mark.parametrize("kernel", ["forward", "queries"])
+@pytest.mark.parametrize("kernel", ["forward", "queries", "dk", "dv"])
 def test_sizes_for_whole_tiles_leave_no_edge(kernel: str, head_dim: int) -> None:
     p = dataclasses.replace(PLAIN, head_dim=head_dim, v_head_dim=head_dim)
     with tuned.assuming("sm90"):

@@ -221,11 +221,12 @@ def timed_case(entry: Entry, scale: Scale) -> BenchCase:
 
 
 def checked_cases(entry: Entry, scale: Scale, everything: bool = False) -> list[BenchCase]:
-    """Small calls of odd lengths that use an entry. A causal mask and none, or the mask of the entry's kind,
-    since others do not use it.
+    """Small calls that use an entry, of odd lengths but for the kind "full". A causal mask and none, or the
+    mask of the entry's kind, since others do not use it.
 
     Args:
-        everything: every dtype, and for the entry "any" all kinds of masks.
+        everything: every dtype, for the entry "any" all kinds of masks, and dropout, which takes fast memory
+            and registers of its own, at odd and at whole lengths.
     """
     (Lq, Lk), case = scale.odd, timed_case(entry, scale)
     small = replace(case, batch=2, heads=(4, 2), lengths=(Lk, Lk))
@@ -239,6 +240,9 @@ def checked_cases(entry: Entry, scale: Scale, everything: bool = False) -> list[
         cases.append(replace(small, lengths=(Lk // 8 * 8, Lk // 8 * 8)))
     if everything and entry.kind == "any":
         cases += [replace(small, mask=KINDS[kind][0]) for kind in ("short", "rows", "cols", "bits")]
+    if everything and entry.kind != "full":
+        whole = -(-Lk // WHOLE) * WHOLE
+        cases += [replace(small, dropout_p=0.25, lengths=(n, n)) for n in (Lk, whole)]
     dtypes = DTYPES[entry.bits] if everything else DTYPES[entry.bits][:1]
     return [replace(one, dtype=dtype) for dtype in dtypes for one in cases]
 
