@@ -245,6 +245,9 @@ def attend(
         held = s.q_smem.index(w).reshape([LINES, C.D])
         if C.HELD:
             q = held.load(gl.DotOperandLayout(0, s_layout, 2))
+            if C.OWN_OUT:
+                # Those of the next piece of work may come.
+                mbarrier.arrive(s.q_empty.index(w), count=1)
         else:
             q = held
         mbarrier.wait(s.k_full.index(stage), phase)
@@ -291,7 +294,7 @@ def attend(
                     w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own,
                     m0, n0, slope, table, edges, True, not FIXED, False,
                 )  # fmt: skip
-        if C.OWN_OUT:
+        if C.OWN_OUT and not C.HELD:
             mbarrier.arrive(s.q_empty.index(w), count=1)
         mbarrier.wait(s.v_full.index(last_stage), last_phase)
         o = warpgroup_mma(p, s.v_smem.index(last_stage).reshape([C.BN, C.DV]), o, is_async=True)

@@ -29,7 +29,7 @@ class Variant:
         PLAIN: the score is nothing but a positive scale times the product. SOFTCAP, ALIBI: options in use.
         SINK: each head has a sink.
         OWN_OUT: `out` has shared memory of its own beside q.
-        HELD: q is held in registers.
+        HELD: q is held in registers, so that its shared memory is free for the next one at once.
         TURNS: the consumers take turns at the matrix units.
         JOINED: one barrier says that a tile of keys and its values are free.
     """
