@@ -5,9 +5,12 @@ contestants, and the file of results.
 from __future__ import annotations
 
 import json
+import os
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +32,8 @@ CALLS, HOST_TURNS = 300, 7
 Row = dict[str, Any]
 Call = Callable[[], Any]
 Mod = Callable[[Any, Any, Any, Any], Any]
+#: The cases of a part: a name, and what measures it.
+Named = Iterator[tuple[str, Callable[[], list[Row]]]]
 ours = partial(attention, backend="triton")
 
 
@@ -272,3 +277,39 @@ class Results:
             scratch = self.path.with_suffix(".part")
             scratch.write_text(json.dumps({**self.about, "rows": self.rows}, indent=1) + "\n")
             scratch.replace(self.path)
+
+
+# The run.
+
+
+def run(parts: Mapping[str, Callable[[], Named]], deadline: float, results: Results) -> bool:
+    """Measures part after part until the deadline; whether everything ran and kept its bounds."""
+    well = True
+    for part, cases in parts.items():
+        results.begin(part)
+        for name, measure in cases():
+            if time.monotonic() >= deadline:
+                print(f"the limit is reached; left out from: {part}, {name}", file=sys.stderr)
+                return False
+            try:
+                rows = measure()
+            except Exception:
+                # The other cases are still worth their time; this one shows in the exit code.
+                print(f"FAILED  {part}, {name}", file=sys.stderr)
+                traceback.print_exc()
+                well = False
+                continue
+            results.add(part, rows)
+            well &= all(map(verdict, rows))
+            print(*map(line, rows), sep="\n", flush=True)
+            torch.cuda.empty_cache()
+    return well
+
+
+def refusal() -> str | None:
+    """Why nothing can be measured here, if so."""
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        return "TRITON_INTERPRET is set: Triton would interpret the kernels on the CPU. Unset it first."
+    if not torch.cuda.is_available():
+        return "This benchmark needs a CUDA device, and this PyTorch sees none."
+    return None

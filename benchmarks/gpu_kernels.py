@@ -25,8 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -35,6 +34,7 @@ import torch
 import torch.nn.functional as F
 from gpu_contest import (
     Case,
+    Named,
     Results,
     Row,
     contest,
@@ -43,14 +43,15 @@ from gpu_contest import (
     host,
     in_milliseconds,
     inputs,
-    line,
     masked,
     medians,
     offsets,
     ours,
     over,
     per_pass,
+    refusal,
     row,
+    run,
     sdpa,
     step,
     verdict,
@@ -67,7 +68,6 @@ from tilefold.bench.timing import peak_memory
 #: Largest error of a row: rounding to bfloat16 makes some hundredths, a tile left out or added much more.
 ERROR = 0.1
 LENGTHS, MB = (2048, 8192, 16384), 1e6
-Named = Iterator[tuple[str, Callable[[], list[Row]]]]
 
 
 DENSE = [Case(label, D, L) for D, L, label in itertools.product((64, 128, 256), LENGTHS, ("full", "causal"))]
@@ -300,39 +300,6 @@ def warm_all(cases: Sequence[Case], flex: bool, deadline: float) -> None:
 # The run.
 
 
-def run(parts: Sequence[str], flex: bool, deadline: float, results: Results) -> bool:
-    """Measures part after part until the deadline; whether everything ran and kept its bounds."""
-    well = True
-    for part in parts:
-        results.begin(part)
-        for name, measure in PARTS[part](flex):
-            if time.monotonic() >= deadline:
-                print(f"the limit is reached; left out from: {part}, {name}", file=sys.stderr)
-                return False
-            try:
-                rows = measure()
-            except Exception:
-                # The other cases are still worth their time; this one shows in the exit code.
-                print(f"FAILED  {part}, {name}", file=sys.stderr)
-                traceback.print_exc()
-                well = False
-                continue
-            results.add(part, rows)
-            well &= all(map(verdict, rows))
-            print(*map(line, rows), sep="\n", flush=True)
-            torch.cuda.empty_cache()
-    return well
-
-
-def refusal() -> str | None:
-    """Why nothing can be measured here, if so."""
-    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
-        return "TRITON_INTERPRET is set: Triton would interpret the kernels on the CPU. Unset it first."
-    if not torch.cuda.is_available():
-        return "This benchmark needs a CUDA device, and this PyTorch sees none."
-    return None
-
-
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="only these parts")
@@ -373,7 +340,8 @@ def main() -> int:
         return 2
     deadline = begun + options.limit
     warm_all(to_warm(options.only, options.flex), options.flex, deadline)
-    return 0 if run(options.only, options.flex, deadline, results) else 1
+    parts = {name: partial(PARTS[name], options.flex) for name in options.only}
+    return 0 if run(parts, deadline, results) else 1
 
 
 if __name__ == "__main__":
