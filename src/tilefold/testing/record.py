@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 #: What decides the numbers of a GPU kernel, below the package.
-SOURCES = ("backends/hopper/*.py", "backends/triton/*.py", "planning/tables/*.json", "masks/*.py", "philox.py")
+SOURCES = (
+    "backends/hopper/*.py", "backends/triton/*.py", "planning/tables/*.json", "masks/*.py", "philox.py",
+)  # fmt: skip
 #: Where the record lies, below the root of the repository. It is no part of the package.
 PLACE = "benchmarks/results/gpu_conformance.json"
 COMMAND = "`make gpu-record`"
