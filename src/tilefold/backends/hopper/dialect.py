@@ -77,13 +77,22 @@ class Run:
         self._ready: dict[int, tuple[Any, ...]] = {}
         self._maps: dict[Any, list[Any]] = {}
 
-    def __call__(self, programs: int, mapped: tuple[Tensor, ...], arguments: list[Any], index: int) -> None:
-        """Run `programs` programs on the current stream of device `index`, which is the current one.
+    def __call__(
+        self, programs: int, mapped: tuple[Tensor, ...], arguments: list[Any], device: torch.device
+    ) -> None:
+        """Run `programs` programs on the tensors' device, on its current stream.
 
         Args:
             mapped: the tensors behind the tensor maps, in the order of `blocks`.
-            arguments: all others but the variant, which comes last; tensors as such.
+            arguments: all others but the variant, which comes last; tensors as such. The list is used up.
         """
+        if device.index == torch._C._cuda_getDevice():
+            self._run(programs, mapped, arguments, device.index)
+        else:
+            with torch.cuda.device(device):
+                self._run(programs, mapped, arguments, device.index)
+
+    def _run(self, programs: int, mapped: tuple[Tensor, ...], arguments: list[Any], index: int) -> None:
         ready = self._ready.get(index)
         if ready is None:
             maps = [descriptor(x, block) for x, block in zip(mapped, self._blocks, strict=True)]

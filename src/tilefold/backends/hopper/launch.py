@@ -184,12 +184,7 @@ def forward(work: Work) -> tuple[Tensor, Tensor]:
         lse if slopes is None else slopes, *strides, (cap or 1.0) * LOG2E, at.q_step, at.k_step,
         at.q_origin + diagonal - at.k_origin, scale,
     ]  # fmt: skip
-    device = q.device.index
-    if device == torch._C._cuda_getDevice():
-        made.run(jobs.programs, (q, k, v, out), arguments, device)
-    else:
-        with torch.cuda.device(device):
-            made.run(jobs.programs, (q, k, v, out), arguments, device)
+    made.run(jobs.programs, (q, k, v, out), arguments, q.device)
     if made.careful:
         repair(Work(p, q, k, v, work.form, work.scores, work.tables), flags, out, lse)
     return out, lse

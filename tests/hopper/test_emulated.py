@@ -1,0 +1,262 @@
+"""The Hopper kernel's numbers and its protocol, on a CPU; see `emulator`."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tilefold import masks, reference
+from tilefold.masks.base import Mask
+from tilefold.planning.backend import Work
+from tilefold.problem import Problem
+from tilefold.scores import Scores
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from tilefold.backends.hopper import launch, sizes
+
+from . import emulator
+
+Tensors = tuple[Tensor, Tensor, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
+    """Three cores, and no repair: flags are noted instead."""
+    flagged: list[Tensor] = []
+
+    def run(C: Any, programs: int, mapped: Any, arguments: Any, device: Any) -> None:
+        emulator.run(C, programs, mapped, arguments)
+
+    monkeypatch.setattr(launch, "_cores", lambda device: 3)
+    monkeypatch.setattr(launch, "_run", lambda C: partial(run, C))
+    monkeypatch.setattr(launch, "repair", lambda work, flags, out, lse: flagged.append(flags))
+    launch.kept.clear()
+    yield flagged
+    launch.kept.clear()
+
+
+def draw(
+    lengths: tuple[int, int] = (300, 333),
+    heads: tuple[int, int] = (2, 1),
+    head_dim: int = 64,
+    batch: int = 1,
+    dtype: torch.dtype = torch.bfloat16, inside: bool = False,
+) -> Tensors:  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+
+    def one(count: int, length: int) -> Tensor:
+        shape = (batch, length, count, head_dim) if inside else (batch, count, length, head_dim)
+        x = torch.randn(shape, generator=generator).to(dtype)
+        return x.transpose(1, 2) if inside else x
+
+    return one(heads[0], lengths[0]), one(heads[1], lengths[1]), one(heads[1], lengths[1])
+
+
+def hopper(x: Tensors, mask: Mask | None = None, **options: Any) -> tuple[Tensor, Tensor]:
+    q, k, v = x
+    (B, H, L, D), (Hk, Lk) = q.shape, k.shape[1:3]
+    whole = masks.full() if mask is None else mask
+    built = whole.build(B, H, L, Lk, "cpu") if whole.needs_build else whole
+    spec, held = built.spec()
+    scores = Scores(options.pop("scale", D**-0.5), **options)
+    problem = Problem(B, H, Hk, L, Lk, D, v.shape[3], q.dtype, "cpu", options=scores.flags)
+    form = masks.lower(spec, held, B, H, L, Lk, "cpu")
+    return launch.forward(Work(problem, q, k, v, form, scores))
+
+
+def right(x: Tensors, mask: Mask | None = None, **options: Any) -> tuple[Tensor, Tensor]:
+    q, k, v = (t.double() for t in x)
+    found = reference.attention(q, k, v, mask=mask, **options)
+    return found[0].float(), found[1].float()
+
+
+def agree(x: Tensors, mask: Mask | None = None, **options: Any) -> None:
+    out, lse = hopper(x, mask, **options)
+    wanted = right(x, mask, **options)
+    torch.testing.assert_close(out.float(), wanted[0], atol=0.03, rtol=0.03)
+    torch.testing.assert_close(lse, wanted[1], atol=2e-3, rtol=2e-3)
+
+
+MASKS = {
+    "full": masks.full(),
+    "causal": masks.causal(),
+    "window": masks.window(100, 0),
+    "wide window": masks.window(150, 140),
+    "below": masks.window(None, -40),
+    "dilated": masks.dilated(5, 7),
+    "empty": masks.empty(),
+    "documents": masks.documents(torch.tensor([0, 90, 131, 300], dtype=torch.int32), within=masks.causal()),
+    "prefix": masks.prefix(40) | masks.causal(),
+    "random": masks.random_blocks(0.3, block=64),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_every_mask(head_dim: int, name: str) -> None:
+    lengths = (300, 300) if name == "documents" else (300, 333)
+    agree(draw(lengths, head_dim=head_dim), MASKS[name])
+
+
+@pytest.mark.parametrize(
+    "lengths", [(64, 64), (128, 256), (192, 128), (1, 700), (700, 65), (257, 513)], ids=str
+)
+@pytest.mark.parametrize("mask", ["full", "causal", "window"])
+def test_every_length(lengths: tuple[int, int], mask: str) -> None:
+    agree(draw(lengths), MASKS[mask])
+    agree(draw(lengths, head_dim=128), MASKS[mask])
+
+
+def test_columns() -> None:
+    ends = torch.randint(1, 300, (1, 2, 300, 1), generator=torch.Generator().manual_seed(1)).sort(2).values
+    agree(draw((300, 300)), masks.columns(ends.int(), causal=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("inside", [False, True])
+def test_batches_groups_and_layouts(inside: bool, dtype: torch.dtype) -> None:
+    x = draw((130, 140), heads=(4, 2), batch=2, inside=inside, dtype=dtype)
+    out, lse = hopper(x, masks.causal())
+    wanted = right(x, masks.causal())
+    torch.testing.assert_close(out.float(), wanted[0], atol=0.03, rtol=0.03)
+    torch.testing.assert_close(lse, wanted[1], atol=2e-3, rtol=2e-3)
+    assert (out.stride(1) > out.stride(2)) != inside
+    assert lse.transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.parametrize("dims", [(40, 64), (96, 32), (24, 100)])
+def test_heads_of_every_size(dims: tuple[int, int]) -> None:
+    q, k, v = draw((130, 140), head_dim=max(dims))
+    agree((q[..., : dims[0]].contiguous(), k[..., : dims[0]].contiguous(), v[..., : dims[1]].contiguous()))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"softcap": 2.0},
+        {"alibi_slopes": torch.tensor([0.5, 0.1])},
+        {"alibi_slopes": torch.tensor([[0.5, 0.1]]), "softcap": 5.0},
+        {"sink": torch.tensor([0.5, -3.0])},
+        {"scale": 0.0},
+        {"scale": -0.3},
+    ],
+    ids=lambda options: "-".join(options),
+)
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_options_of_the_score(mask: str, options: dict[str, Any]) -> None:
+    agree(draw((200, 333)), MASKS[mask], **options)
+
+
+# The fixed reference.
+
+
+def rising(length: int, head_dim: int = 64) -> Tensors:
+    """Scores that outgrow the reference of the first tiles in one head, and fall in the other."""
+    q, k, v = draw((length, length), heads=(2, 2), head_dim=head_dim)
+    steps = torch.linspace(30.0, 0.2, length)[:, None].bfloat16()
+    return q.abs() + 1, (k.abs() + 1) * torch.stack([steps, steps.flip(0)]), v
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "window", "prefix"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_rows_that_outgrow_their_reference_are_computed_again(head_dim: int, mask: str) -> None:
+    agree(rising(600, head_dim), MASKS[mask])
+
+
+def test_large_values_are_computed_again_where_their_weights_overflow() -> None:
+    q, k, v = rising(300)
+    # Weights stay below 2^64, the sums of values do not.
+    k = k / 16
+    out, lse = hopper((q, k, v * 1e30))
+    wanted = right((q, k, v))
+    torch.testing.assert_close(out.float() / 1e30, wanted[0], atol=0.03, rtol=0.03)
+    torch.testing.assert_close(lse, wanted[1], atol=2e-3, rtol=2e-3)
+
+
+def test_what_is_hidden_may_be_nan_and_leaves_a_flag(emulated: list[Tensor]) -> None:
+    q, k, v = draw((256, 256), heads=(2, 2))
+    k[:, :, 200:], v[:, 1, 200:] = float("nan"), float("nan")
+    out, lse = hopper((q, k, v), masks.causal())
+    (flags,) = emulated
+    # Head 0 has NaN keys only, which are selected away.
+    assert not out[0, 0, :200].isnan().any()
+    assert flags.view(2, 4)[0, :3].tolist() == [0, 0, 0]
+    spoiled = out[0, 1].isnan().any(-1).view(4, 64).any(-1)
+    assert (flags.view(2, 4)[1] > 0).tolist() == spoiled.tolist()
+    assert spoiled[3]
+    assert lse[:, :, :200].isfinite().all()
+
+
+# The protocol.
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(
+    "changes",
+    [{"STAGES": 3}, {"STAGES": 4}, {"GROUPS": 3}, {"GROUPS": 2}, {"JOINED": True, "STAGES": 3}],
+    ids=str,
+)
+def test_other_sizes(changes: dict[str, Any], head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = sizes.sizes_of
+    monkeypatch.setattr(launch, "sizes_of", lambda width, kind: plain(width, kind) | changes)
+    x = draw((400, 500), heads=(2, 2), head_dim=head_dim)
+    agree(x)
+    agree(x, masks.window(200, 30))
+
+
+def test_a_ring_that_is_too_short_is_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One barrier for keys and values, two stages: the emulator must see it."""
+    plain = sizes.sizes_of
+    monkeypatch.setattr(
+        launch, "sizes_of", lambda width, kind: plain(width, kind) | {"JOINED": True, "STAGES": 2}
+    )
+    monkeypatch.setattr(emulator, "PATIENCE", 1.0)
+    with pytest.raises(AssertionError, match="deadlock"):
+        hopper(draw((64, 600)))
+
+
+@pytest.mark.parametrize("early", ["k_full", "v_full", "q_full"])
+def test_tiles_that_are_not_waited_for_show(early: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads a tile before it is there reads NaN: the emulator must see it."""
+    copy_in, wait = emulator.copy_in, emulator.MBarrier.wait
+    barriers: list[Any] = []
+
+    def skipped(bar: Any) -> bool:
+        return any(bar.held is own for own in barriers)
+
+    def slow(desc: Any, at: Any, bar: Any, place: Any) -> None:
+        # Copies of a GPU end in any order.
+        threading.Timer(0.1 if skipped(bar) else 0.0, copy_in, (desc, at, bar, place)).start()
+
+    def impatient(bar: Any, parity: Any, pred: Any = True) -> None:
+        if not skipped(bar):
+            wait(bar, parity, pred)
+
+    kernel = emulator.modules()
+    monkeypatch.setattr(kernel, "copy_in", slow)
+    monkeypatch.setattr(emulator.MBarrier, "wait", staticmethod(impatient))
+    shared = kernel.Shared
+
+    def noted(*arguments: Any) -> Any:
+        s = shared(*arguments)
+        barriers.extend(getattr(s, early).held)
+        return s
+
+    monkeypatch.setattr(kernel, "Shared", noted)
+    # In float16, since bfloat16 has a second look at what is not a number.
+    out, _ = hopper(draw((64, 300), dtype=torch.float16))
+    assert out.isnan().any()
+
+
+def test_variants_are_those_of_the_call() -> None:
+    q, k, v = draw()
+    problem = Problem(1, 2, 1, 300, 333, 64, 64, torch.bfloat16, "cpu")
+    work = Work(problem, q, k, v, masks.lower("full()", (), 1, 2, 300, 333, "cpu"), Scores(1.0))
+    assert dataclasses.is_dataclass(launch.variant_of(work))
