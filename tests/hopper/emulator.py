@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -136,6 +137,8 @@ class Descriptor:
 
 
 class MBarrier:
+    #: Set when a role has failed: then all others give up, too.
+    failed = threading.Event()
     MBarrierLayout = staticmethod(lambda: "barrier")
 
     @staticmethod
@@ -162,8 +165,12 @@ class MBarrier:
     def wait(bar: Memory, parity: Any, pred: Any = True) -> None:
         b = bar.held[0]
         if pred:
+            end = time.monotonic() + PATIENCE
             with b.changed:
-                assert b.changed.wait_for(lambda: b.phase != int(parity), PATIENCE), "deadlock"
+                while b.phase == int(parity):
+                    assert not MBarrier.failed.is_set(), "another role has failed"
+                    assert time.monotonic() < end, "deadlock"
+                    b.changed.wait(0.05)
 
 
 def copy_in(desc: Descriptor, at: Sequence[Any], bar: Memory, place: Memory) -> None:
@@ -258,15 +265,16 @@ def _specialise(roles: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_
             role(*arguments)
         except BaseException as failure:
             failures.append(failure)
+            MBarrier.failed.set()
 
-    threads = [threading.Thread(target=play, args=role, daemon=True) for role in roles]
+    MBarrier.failed.clear()
+    threads = [threading.Thread(target=play, args=role) for role in roles]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(2 * PATIENCE)
+        thread.join()
     if failures:
         raise failures[0]
-    assert not any(thread.is_alive() for thread in threads), "deadlock"
 
 
 def _allocate(dtype: Any, shape: Sequence[int], layout: Any) -> Memory:
