@@ -262,7 +262,9 @@ def _specialise(roles: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_
 
     def play(role: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         try:
-            role(*arguments)
+            # Threads do not inherit it.
+            with torch.no_grad():
+                role(*arguments)
         except BaseException as failure:
             failures.append(failure)
             MBarrier.failed.set()
@@ -359,11 +361,12 @@ def run(C: Variant, programs: int, mapped: Sequence[Tensor], arguments: Sequence
     """What `launch` does on a GPU; arguments as there."""
     kernel = modules().forward_kernel
     blocks = ((1, 1, 64, C.D), (1, 1, C.BN, C.D), (1, 1, C.BN, C.DV), (1, 1, 64, C.DV))
-    maps = [Descriptor(x, block) for x, block in zip(mapped, blocks, strict=True)]
+    maps = [Descriptor(x.detach(), block) for x, block in zip(mapped, blocks, strict=True)]
 
     def argument(x: Any) -> Any:
         if isinstance(x, Tensor):
             # As memory: whatever its shape, in the order in which it lies.
+            x = x.detach()
             size = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
             return Pointer(x.as_strided((size,), (1,)))
         return Whole(x) if isinstance(x, int) else x

@@ -11,7 +11,7 @@ from tilefold.errors import BackendError
 from tilefold.masks.band import Band
 from tilefold.planning import tuned
 from tilefold.planning.backend import Work
-from tilefold.problem import Positions, Problem
+from tilefold.problem import Problem
 from tilefold.scores import Scores
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -131,7 +131,6 @@ def test_a_plain_score_goes_into_the_exponent(scores: Scores, plain: bool) -> No
         ({"dtype": torch.float32}, "bfloat16 and float16, and the inputs are float32"),
         ({"head_dim": 257}, "query and key heads of size 1 to 256, not 257"),
         ({"v_head_dim": 512}, "value heads of size 1 to 256, not 512"),
-        ({"options": ("alibi",), "positions": Positions(tables=True)}, "ALiBi in packed documents"),
         ({"options": ("bias",)}, "does not have a bias"),
         ({"options": ("dropout",)}, "does not have dropout"),
         ({"k_length": 0}, "no empty tensor"),

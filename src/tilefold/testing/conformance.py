@@ -69,7 +69,9 @@ def why_not(case: Case, backend: str, device: str = "cpu") -> list[str]:
     Hk, Lk = k.shape[1:3]
     tensors = {name: given.get(name) for name in ("bias", "sink", "alibi_slopes")}
     scores = Scores(1.0, given.get("softcap"), given.get("dropout_p", 0.0), **tensors)
-    problem = Problem(B, Hq, Hk, Lq, Lk, D, v.shape[3], q.dtype, q.device.type, options=scores.flags)
+    problem = Problem(
+        B, Hq, Hk, Lq, Lk, D, v.shape[3], q.dtype, q.device.type, options=scores.flags, backend=backend
+    )  # fmt: skip
     mask = call.mask if call.mask is not None else masks.full()
     if mask.needs_build:
         mask = mask.build(B, Hq, Lq, Lk, q.device)

@@ -69,8 +69,6 @@ class HopperBackend:
         reasons += [
             f"its kernel does not have {what}" for x, what in _MISSING.items() if x in problem.options
         ]
-        if "alibi" in problem.options and problem.positions.tables:
-            reasons.append("its kernel does not have ALiBi in packed documents")
         if problem.is_empty:
             reasons.append("it copies by TMA, which takes no empty tensor")
         return reasons

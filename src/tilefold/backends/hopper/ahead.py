@@ -15,7 +15,9 @@ from .variant import LINES, Variant
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _POINTERS = {"lse": "*fp32", "sink": "*fp32", "slopes": "*fp32", "cap": "fp32"}
-_INTEGERS = ("flags", "work", "amounts", "tiles", "counts", "order", "bounds", "index")
+_INTEGERS = (
+    "flags", "work", "amounts", "tiles", "counts", "order", "bounds", "index", "row_table", "key_table",
+)  # fmt: skip
 
 
 def compiled(variant: Variant, dtype: torch.dtype, warps: int = 4) -> Any:

@@ -231,8 +231,9 @@ def attend(
     where, full, count = tiles[0], tiles[1], tiles[2]
     before, above, whole, below, after = shares_of(s, w, line, where, full, count)
     m0 = line * (LINES * C.GROUPS) + w * LINES
-    edges = edges_of(s, m0 + gl.arange(0, LINES, r_layout), table)
-    slope = slope_of(s, b, h)
+    rows = m0 + gl.arange(0, LINES, r_layout)
+    edges = edges_of(s, rows, table)
+    slope = slope_of(s, b, h, rows)
     o = gl.full([LINES, C.DV], 0.0, gl.float32, o_layout)
     reference = gl.full([LINES], float("-inf"), gl.float32, r_layout)
     sums = row_sums(gl.full([LINES, C.BN], 0.0, gl.float32, s_layout), C.BN)
@@ -322,7 +323,9 @@ def finish(
     inside = rows < s.q_length
     lost = (total < LARGEST_SUM) == 0
     if C.SINK:
-        logit = gl.load(s.sink + h).to(gl.float32) * LOG2E
+        own_sink = gl.load(s.sink + h).to(gl.float32)
+        logit = own_sink * LOG2E
+        lonely = (reference == float("-inf")) & (total == 0.0)
         top = gl.maximum(reference, logit)
         top = gl.where(top == float("-inf"), 0.0, top)
         alpha = gl.exp2(reference - top)
@@ -332,6 +335,9 @@ def finish(
     alive = total != 0.0
     divisor = gl.where(alive, total, 1.0)
     lse = gl.where(alive, (reference + gl.log2(divisor)) * LN2, float("-inf"))
+    if C.SINK:
+        # Rows that see nothing have the sink itself, not rounded on the way through base 2.
+        lse = gl.where(lonely, own_sink, lse)
     o = o * gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, o_layout))[:, None]
     if FIXED or C.CAREFUL:
         spoiled = gl.convert_layout(gl.sum(o * 0.0, 1), r_layout) != 0.0
@@ -364,12 +370,14 @@ def finish(
     do_not_specialize=[
         "longest", "heads", "group", "q_length", "k_length", "lines", "lo", "hi", "step",
         "capacity", "table_b", "table_h", "slope_b", "slope_h", "q_step", "k_step", "base",
+        "batch_origin",
     ]
 )  # fmt: skip
 def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, lse, flags, work, amounts, longest, heads, group, q_length, k_length,
     lines, lo, hi, step, tiles, counts, order, capacity, table_b, table_h, bounds, index, sink,
-    slopes, slope_b, slope_h, cap, q_step, k_step, base, scale, C: gl.constexpr,
+    slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table, key_table, batch_origin, scale,
+    C: gl.constexpr,
 ):  # fmt: skip
     """Shapes: q `[B, Hq, Lq, D]`, k `[B, Hk, Lk, D]`, v `[B, Hk, Lk, DV]`, out like q with DV, lse `[B, Hq,
     Lq]` in the memory order B, Lq, Hq; `work [programs, longest]` with `amounts [programs]` are the places of
@@ -411,8 +419,8 @@ def forward_kernel(
         q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full, k_empty,
         v_full, v_empty, turn, ended, verdict, lse, flags, work + program * longest,
         gl.load(amounts + program), tiles, counts, order, bounds, index, sink, slopes, slope_b, slope_h, cap,
-        q_step, k_step, base, heads, group, q_length, k_length, lines, lo, hi, step, capacity, table_b,
-        table_h, scale, C,
+        q_step, k_step, base, row_table, key_table, batch_origin, heads, group, q_length, k_length, lines, lo,
+        hi, step, capacity, table_b, table_h, scale, C,
     )  # fmt: skip
     if C.GROUPS == 2:
         gl.warp_specialize(

@@ -35,7 +35,8 @@ def variant_of(work: Work) -> Variant:
     """The kernel of a call."""
     p, form = work.problem, work.form
     band = isinstance(form, Band)
-    softcap, alibi = work.scores.softcap is not None, work.scores.alibi_slopes is not None
+    slopes = work.scores.alibi_slopes
+    softcap, alibi = work.scores.softcap is not None, slopes is not None
     width = width_of(p.head_dim, p.v_head_dim)
     sizes = sizes_of(width, "full" if band and form.is_full else form.kind)
     masked = not (band and form.is_full and p.k_length % sizes["BN"] == 0)
@@ -47,6 +48,8 @@ def variant_of(work: Work) -> Variant:
         INTERVALS=getattr(form, "count", 1), STEPPED=band and form.step != 1,
         BELOW=band and form.lo is not None, FIXED=p.dtype == torch.bfloat16,
         PLAIN=not softcap and not alibi and work.scores.scale > LEAST_SCALE, SOFTCAP=softcap, ALIBI=alibi,
+        TABLES=alibi and p.positions.tables,
+        SLOPE_ROWS=slopes is not None and slopes.dim() == 2 and p.positions.tables,
         SINK=work.scores.sink is not None, **sizes,
     )  # fmt: skip
 
@@ -177,12 +180,13 @@ def forward(work: Work) -> tuple[Tensor, Tensor]:
     cap, slopes = scores.softcap, scores.alibi_slopes
     scale = scores.scale * LOG2E if cap is None else scores.scale / cap
     strides = (0, 0) if slopes is None else (slopes.stride(0) if slopes.dim() == 2 else 0, slopes.stride(-1))
+    row_table, key_table = (x.contiguous() for x in work.tables) if at.tables else (jobs.work, jobs.work)
     diagonal = p.k_length - L if at.diagonal is None else at.diagonal
     arguments = [
         lse, flags, jobs.work, jobs.amounts, jobs.longest, *made.numbers, m.lo, m.hi, m.step, tiles, counts,
         order, m.capacity, m.table_b, m.table_h, bounds, index, sink,
         lse if slopes is None else slopes, *strides, (cap or 1.0) * LOG2E, at.q_step, at.k_step,
-        at.q_origin + diagonal - at.k_origin, scale,
+        at.q_origin + diagonal - at.k_origin, row_table, key_table, at.batch_origin, scale,
     ]  # fmt: skip
     made.run(jobs.programs, (q, k, v, out), arguments, q.device)
     if made.careful:

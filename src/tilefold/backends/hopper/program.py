@@ -52,6 +52,9 @@ class Shared:
     q_step: gl.tensor
     k_step: gl.tensor
     base: gl.tensor
+    row_table: gl.tensor
+    key_table: gl.tensor
+    batch_origin: gl.tensor
     heads: gl.tensor
     group: gl.tensor
     q_length: gl.tensor
@@ -70,8 +73,8 @@ class Shared:
     def __init__(
         self, q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full,
         k_empty, v_full, v_empty, turn, ended, verdict, lse, flags, work, items, tiles, counts, order, bounds,
-        index, sink, slopes, slope_b, slope_h, cap, q_step, k_step, base, heads, group, q_length, k_length,
-        lines, lo, hi, step, capacity, table_b, table_h, scale, C,
+        index, sink, slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table, key_table, batch_origin,
+        heads, group, q_length, k_length, lines, lo, hi, step, capacity, table_b, table_h, scale, C,
     ):  # fmt: skip
         self.q_desc = q_desc
         self.k_desc = k_desc
@@ -107,6 +110,9 @@ class Shared:
         self.q_step = q_step
         self.k_step = k_step
         self.base = base
+        self.row_table = row_table
+        self.key_table = key_table
+        self.batch_origin = batch_origin
         self.heads = heads
         self.group = group
         self.q_length = q_length

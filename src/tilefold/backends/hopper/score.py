@@ -28,10 +28,14 @@ def tanh(x):
 
 
 @gluon.jit
-def slope_of(s, b, h):
-    """The ALiBi slope of a head, in base 2."""
+def slope_of(s, b, h, rows):
+    """The ALiBi slope of a head, or of each of the rows of packed documents, in base 2."""
     C: gl.constexpr = s.C
-    if C.ALIBI:
+    if C.SLOPE_ROWS:
+        document = gl.load(s.row_table + 2 * s.q_length + gl.minimum(rows, s.q_length - 1))
+        at = s.slopes + (document + s.batch_origin) * s.slope_b + h * s.slope_h
+        return gl.load(at).to(gl.float32)[:, None] * LOG2E
+    elif C.ALIBI:
         return gl.load(s.slopes + b * s.slope_b + h * s.slope_h).to(gl.float32) * LOG2E
     else:
         return 0.0
@@ -51,7 +55,13 @@ def scored(s, raw, m0, n0, slope, S_LAYOUT: gl.constexpr):
     if C.ALIBI:
         rows = m0 + gl.arange(0, LINES, gl.SliceLayout(1, S_LAYOUT))
         keys = n0 + gl.arange(0, C.BN, gl.SliceLayout(0, S_LAYOUT))
-        away = (rows * s.q_step + s.base)[:, None] - (keys * s.k_step)[None, :]
+        if C.TABLES:
+            row = gl.load(s.row_table + s.q_length + gl.minimum(rows, s.q_length - 1))
+            key = gl.load(s.key_table + gl.minimum(keys, s.k_length - 1))
+        else:
+            row = rows * s.q_step + s.base
+            key = keys * s.k_step
+        away = row[:, None] - key[None, :]
         raw = raw - slope * gl.abs(away).to(gl.float32)
     return raw
 

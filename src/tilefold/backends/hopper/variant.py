@@ -27,6 +27,8 @@ class Variant:
         STEPPED: the band shows every `step`-th key only. BELOW: it has a lower bound.
         FIXED: the reference of the softmax is that of the first tiles.
         PLAIN: the score is nothing but a positive scale times the product. SOFTCAP, ALIBI: options in use.
+        TABLES: positions come from two tables. SLOPE_ROWS: each row has a slope of its own (packed
+            documents).
         SINK: each head has a sink.
         OWN_OUT: `out` has shared memory of its own beside q.
         HELD: q is held in registers, so that its shared memory is free for the next one at once.
@@ -50,6 +52,8 @@ class Variant:
     PLAIN: bool = True
     SOFTCAP: bool = False
     ALIBI: bool = False
+    TABLES: bool = False
+    SLOPE_ROWS: bool = False
     SINK: bool = False
     OWN_OUT: bool = True
     HELD: bool = False
