@@ -169,7 +169,7 @@ def test_a_digest_does_not_change_with_times_line_ends_and_other_files(copy: Pat
 
 
 def test_a_digest_of_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no file of .* matches backends/hopper"):
+    with pytest.raises(FileNotFoundError, match=r"no file of .* matches backends/triton"):
         record.digest(tmp_path)
 
 

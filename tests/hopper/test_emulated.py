@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import random
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -14,11 +14,17 @@ from torch import Tensor
 
 from tilefold import masks, reference
 from tilefold.masks.base import Mask
+from tilefold.ops import prepare
 from tilefold.planning.backend import Work
 from tilefold.problem import Problem
 from tilefold.scores import Scores
+from tilefold.testing import conformance
+from tilefold.testing.cases import Case
+from tilefold.testing.law import Law
 
 pytest.importorskip("triton", reason="Triton is not installed")
+import tilefold.backends.hopper as hopper_backend
+from tilefold.backends import eager, triton
 from tilefold.backends.hopper import launch, sizes
 
 from . import emulator
@@ -255,8 +261,49 @@ def test_tiles_that_are_not_waited_for_show(early: str, monkeypatch: pytest.Monk
     assert out.isnan().any()
 
 
-def test_variants_are_those_of_the_call() -> None:
-    q, k, v = draw()
-    problem = Problem(1, 2, 1, 300, 333, 64, 64, torch.bfloat16, "cpu")
-    work = Work(problem, q, k, v, masks.lower("full()", (), 1, 2, 300, 333, "cpu"), Scores(1.0))
-    assert dataclasses.is_dataclass(launch.variant_of(work))
+# The laws.
+
+
+def law_cases() -> list[tuple[Law, Case]]:
+    """Some of those that the kernel takes."""
+    every = [
+        (law, case)
+        for law, case in conformance.parameters()
+        if case.dtype in ("bf16", "fp16") and not case.bias and not case.dropout_p
+    ]
+    return random.Random(0).sample(every, 40)
+
+
+@pytest.mark.parametrize("law, case", law_cases(), ids=conformance.identify)
+def test_it_obeys(law: Law, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients and repairs by the fold, in place of Triton's kernels."""
+    fold = eager.backend
+
+    def repaired(work: Work, flags: Tensor, out: Tensor, lse: Tensor) -> None:
+        found = flags.view(out.shape[0], out.shape[1], -1) > 0
+        if found.any():
+            clean_out, clean_lse = fold.forward(work)
+            rows = found.repeat_interleave(64, 2)[:, :, : out.shape[2]]
+            out.copy_(torch.where(rows[..., None], clean_out, out))
+            lse.copy_(torch.where(rows, clean_lse, lse))
+
+    declines = triton.TritonBackend.why_not
+
+    def on_cpu(self: Any, problem: Problem, form: Any) -> list[str]:
+        return [reason for reason in declines(self, problem, form) if "it runs on GPUs" not in reason]
+
+    monkeypatch.setattr(launch, "repair", repaired)
+    monkeypatch.setattr(hopper_backend, "_refusal", lambda device: None)
+    monkeypatch.setattr(triton.TritonBackend, "why_not", on_cpu)
+    monkeypatch.setattr(
+        hopper_backend.HopperBackend, "backward", lambda self, *arguments: fold.backward(*arguments)
+    )
+    clear_plans()
+    conformance.run(law, case, "hopper", "cpu")
+    clear_plans()
+
+
+def clear_plans() -> None:
+    """Forget who takes which call."""
+    prepare._plan.cache_clear()
+    prepare._prepared.clear()

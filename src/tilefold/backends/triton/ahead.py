@@ -25,7 +25,6 @@ _POINTERS = {
     **dict.fromkeys(("tiles", "counts", "order", "bounds", "index", "row_table", "key_table"), "*i32"),
     **dict.fromkeys(("parts", "part_lse", "dk_parts", "dv_parts"), "*fp32"),
     "joins": "*i32",
-    "flags": "*i32",
     "seed": "*i64",
 }
 #: Pointers that only some variants have, by the trait that brings them.
