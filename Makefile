@@ -38,13 +38,13 @@ $(OLDEST)/.ready: $(STAMP) Makefile
 	@mkdir -p $(OLDEST) && touch $@
 
 test-oldest-triton: $(OLDEST)/.ready  ## compile the Triton kernels with the oldest supported Triton
-	PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest -q tests/triton/test_ahead.py $(ARGS)
+	PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest -q tests/triton/test_ahead.py tests/hopper/test_ahead.py $(ARGS)
 
 gpu-record: $(STAMP)  ## run the GPU suite on this machine and record it (options: make gpu-record ARGS="--limit 3000")
 	@$(BIN)/python benchmarks/gpu_record.py $(ARGS); status=$$?; $(BIN)/python benchmarks/readme_tables.py; exit $$status
 
 compile-all: $(STAMP)  ## compile every kernel for every architecture (half an hour)
-	$(BIN)/python -m pytest -q tests/triton/test_ahead.py -m "slow or not slow" $(ARGS)
+	$(BIN)/python -m pytest -q tests/triton/test_ahead.py tests/hopper/test_ahead.py -m "slow or not slow" $(ARGS)
 
 check: $(STAMP)  ## lint and type-check
 	$(BIN)/ruff check .
