@@ -86,8 +86,8 @@ class HopperBackend:
         return triton.backend.backward(work, dout, dlse, out, lse, needs)
 
     def declare(self, problem: Problem, form: Any, backward: bool, bias: Bias | None) -> Declaration:
-        """See `planning.backend.Backend.declare`. Nobody has measured its rates: times are those of the Triton
-        kernels.
+        """See `planning.backend.Backend.declare`. Its rates have not been measured: times are those of the
+        Triton kernels.
         """
         found = triton.backend.declare(problem, form, backward, bias)
         if backward:
