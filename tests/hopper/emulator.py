@@ -124,6 +124,8 @@ class Descriptor:
     """A tensor map of `[B, H, L, X]`."""
 
     def __init__(self, x: Tensor, block: tuple[int, ...]) -> None:
+        starts = [stride * x.element_size() % 16 for stride in x.stride()[:-1]]
+        assert not any(starts) and x.stride(-1) == 1, "TMA copies rows that start at multiples of 16 bytes"
         self.x, self.block, self.dtype, self.layout = x, block, x.dtype, None
         self.block_type = types.SimpleNamespace(nbytes=block[2] * block[3] * x.element_size())
 

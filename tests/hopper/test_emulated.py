@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -41,7 +42,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
         emulator.run(C, programs, mapped, arguments)
 
     monkeypatch.setattr(launch, "_cores", lambda device: 3)
-    monkeypatch.setattr(launch, "_run", lambda C: partial(run, C))
+    monkeypatch.setattr(launch, "_run", lambda C, types: partial(run, C))
     monkeypatch.setattr(launch, "repair", lambda work, flags, out, lse: flagged.append(flags))
     launch.kept.clear()
     yield flagged
@@ -120,6 +121,11 @@ def test_every_length(lengths: tuple[int, int], mask: str) -> None:
     agree(draw(lengths, head_dim=128), MASKS[mask])
 
 
+@pytest.mark.parametrize("lengths", [(256, 256), (256, 320), (64, 640)], ids=str)
+def test_bits_of_whole_granules_have_no_words(lengths: tuple[int, int]) -> None:
+    agree(draw(lengths), masks.random_blocks(0.3, block=64))
+
+
 def test_columns() -> None:
     ends = torch.randint(1, 300, (1, 2, 300, 1), generator=torch.Generator().manual_seed(1)).sort(2).values
     agree(draw((300, 300)), masks.columns(ends.int(), causal=True))
@@ -137,9 +143,10 @@ def test_batches_groups_and_layouts(inside: bool, dtype: torch.dtype) -> None:
     assert lse.transpose(1, 2).is_contiguous()
 
 
-@pytest.mark.parametrize("dims", [(40, 64), (96, 32), (24, 100)])
-def test_heads_of_every_size(dims: tuple[int, int]) -> None:
-    q, k, v = draw((130, 140), head_dim=max(dims))
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("dims", [(40, 64), (96, 32), (24, 100), (1, 5)])
+def test_heads_of_every_size(dims: tuple[int, int], inside: bool) -> None:
+    q, k, v = draw((130, 140), head_dim=max(dims), inside=inside)
     agree((q[..., : dims[0]].contiguous(), k[..., : dims[0]].contiguous(), v[..., : dims[1]].contiguous()))
 
 
@@ -198,6 +205,44 @@ def test_what_is_hidden_may_be_nan_and_leaves_a_flag(emulated: list[Tensor]) -> 
     assert (flags.view(2, 4)[1] > 0).tolist() == spoiled.tolist()
     assert spoiled[3]
     assert lse[:, :, :200].isfinite().all()
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_both_decide_before_either_writes(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mark of rows to compute again lies in the lse that the second pass writes."""
+    kernel = emulator.modules()
+    decide = kernel.to_repeat
+
+    def slowly(s: Any, b: Any, h: Any, line: Any, warps: int) -> Any:
+        if warps == 4 and threading.current_thread().name == str(late):
+            time.sleep(0.3)
+        return decide(s, b, h, line, warps)
+
+    consumer = kernel.consumer
+
+    def named(w: int, s: Any) -> None:
+        threading.current_thread().name = str(w)
+        consumer(w, s)
+
+    monkeypatch.setattr(kernel, "to_repeat", slowly)
+    monkeypatch.setattr(kernel, "consumer", named)
+    monkeypatch.setattr(launch, "_cores", lambda device: 1)
+    q, k, v = rising(256, 128)
+    # The first 64 rows of a line alone.
+    q[:, :, 64:128] = 0
+    agree((q[:, :, :128].contiguous(), k, v))
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "documents"])
+def test_lists_of_work_made_on_the_device_cover_everything(
+    mask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As inside the capture of a graph."""
+    monkeypatch.setattr(launch, "capturing", lambda device: True)
+    before = len(launch._held_by_graphs)
+    agree(draw((300, 300), heads=(4, 2)), MASKS[mask])
+    assert len(launch._held_by_graphs) == before + 1
+    launch._held_by_graphs.clear()
 
 
 # The protocol.

@@ -105,7 +105,7 @@ def to_repeat(s, b, h, line, WARPS: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     rows = line * BM + gl.arange(0, SIZE, layout)
     inside = (rows < s.q_length) & (rows < line * BM + BM)
-    at = s.lse + ((b * s.q_length + rows).to(gl.int64) * s.heads + h)
+    at = s.lse + ((b.to(gl.int64) * s.q_length + rows) * s.heads + h)
     lse = gl.load(at, mask=inside, other=0.0, volatile=True)
     return gl.max(gl.where(lse < float("inf"), 0, 1), 0) > 0
 
@@ -138,6 +138,8 @@ def consume_all(w: gl.constexpr, s, stage, phase, parity, broken, FIXED: gl.cons
         if AGAIN:
             wanted = to_repeat(s, b, h, line, 4)
         if wanted:
+            if AGAIN:
+                mbarrier.arrive(s.decided.index(0), count=1)
             stage, phase, turn, broken = attend(
                 w, s, b, h, line, table, tiles, stage, phase, parity, turn, broken, FIXED, AGAIN
             )
@@ -306,6 +308,10 @@ def attend(
     if C.MASKED:
         stage, phase = skip(s, stage, phase, after)
     total = gl.convert_layout(gl.sum(gl.sum(sums, 2), 1), r_layout)
+    if AGAIN:
+        # The mark that says so goes with the new lse: not before everybody has read it.
+        mbarrier.wait(s.decided.index(0), turn & 1)
+        turn += 1
     broken = finish(w, s, b, h, m0, o, reference, total, broken, FIXED, AGAIN)
     return stage, phase, turn, broken
 
@@ -358,7 +364,7 @@ def finish(
     buffer.reshape([LINES, C.DV]).store(o.to(dtype))
     fence_async_shared()
     copy_out(s.o_desc, [b, h, m0, 0], buffer)
-    at = s.lse + ((b * s.q_length + rows).to(gl.int64) * s.heads + h)
+    at = s.lse + ((b.to(gl.int64) * s.q_length + rows) * s.heads + h)
     gl.store(at, lse, mask=inside)
     if not C.OWN_OUT:
         copy_out_wait(0)
@@ -401,6 +407,7 @@ def forward_kernel(
     v_full = gl.allocate_shared_memory(gl.int64, [C.STAGES, 1], barrier)
     v_empty = gl.allocate_shared_memory(gl.int64, [C.STAGES, 1], barrier)
     ended = gl.allocate_shared_memory(gl.int64, [1, 1], barrier)
+    decided = gl.allocate_shared_memory(gl.int64, [1, 1], barrier)
     verdict = gl.allocate_shared_memory(gl.int32, [C.GROUPS, LINES], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     GROUPS: gl.constexpr = C.GROUPS
     STAGES: gl.constexpr = C.STAGES
@@ -414,10 +421,11 @@ def forward_kernel(
         mbarrier.init(k_empty.index(n), count=C.GROUPS)
         mbarrier.init(v_empty.index(n), count=C.GROUPS)
     mbarrier.init(ended.index(0), count=C.GROUPS)
+    mbarrier.init(decided.index(0), count=C.GROUPS)
     fence_async_shared()
     s = Shared(
         q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full, k_empty,
-        v_full, v_empty, turn, ended, verdict, lse, flags, work + program * longest,
+        v_full, v_empty, turn, ended, decided, verdict, lse, flags, work + program * longest,
         gl.load(amounts + program), tiles, counts, order, bounds, index, sink, slopes, slope_b, slope_h, cap,
         q_step, k_step, base, row_table, key_table, batch_origin, heads, group, q_length, k_length, lines, lo,
         hi, step, capacity, table_b, table_h, scale, C,

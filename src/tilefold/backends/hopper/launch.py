@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tilefold.backends.triton.arguments import FAR, Kept, MaskArguments, of_mask, rows_of
+from tilefold.backends.triton.arguments import FAR, Kept, MaskArguments, dtypes, of_mask, rows_of
 from tilefold.backends.triton.lists import lists_of
 from tilefold.cost.grid import section
 from tilefold.masks.band import Band
+from tilefold.masks.context import capturing
 from tilefold.planning.backend import Work
 
 from .dialect import Run
@@ -117,11 +118,25 @@ def schedule(work: Work, rows: int, keys: int) -> Schedule:
     if isinstance(form, Band):
         costs = [float(n) for n in visits(form, p.q_length, p.k_length, rows, keys)]
         span = group if form.is_full else span
+    if capturing(device):
+        return _round(lines, pairs, programs, isinstance(form, Band) and form.hi is not None, device)
     found = assign(costs, lines, pairs, span, programs)
     longest = max(map(len, found))
     table = torch.tensor([x + [0] * (longest - len(x)) for x in found], dtype=torch.int32, device="cpu")
     amounts = torch.tensor([len(x) for x in found], dtype=torch.int32, device="cpu")
     return Schedule(programs, longest, table.to(device), amounts.to(device))
+
+
+def _round(lines: int, pairs: int, programs: int, reverse: bool, device: torch.device) -> Schedule:
+    """Lists made on the device alone, as the capture of a graph asks for: places go round the programs, the
+    last lines first if `reverse`.
+    """
+    longest = -(-lines * pairs // programs)
+    turn = torch.arange(longest, device=device) * programs + torch.arange(programs, device=device)[:, None]
+    line, pair = turn // pairs, turn % pairs
+    place = pair * lines + (lines - 1 - line if reverse else line)
+    amounts = (turn < lines * pairs).sum(1, dtype=torch.int32)
+    return Schedule(programs, longest, place.to(torch.int32), amounts)
 
 
 # The call.
@@ -138,7 +153,8 @@ class _Made(NamedTuple):
 
 
 @functools.cache
-def _run(variant: Variant) -> Run:
+def _run(variant: Variant, types: tuple[Any, ...]) -> Run:
+    """`types`: dtypes of what the variant does not tell: sink and slopes."""
     C = variant
     blocks = ((1, 1, LINES, C.D), (1, 1, C.BN, C.D), (1, 1, C.BN, C.DV), (1, 1, LINES, C.DV))
     return Run(forward_kernel, C, blocks)
@@ -150,22 +166,36 @@ def _make(work: Work, _: str, __: Any) -> _Made:
     if not isinstance(form, Band):
         lists = lists_of(form, p.q_length, p.k_length, rows, C.BN, by_key=False)
     numbers = [p.q_heads, max(p.group, 1), p.q_length, p.k_length, -(-p.q_length // rows)]
-    return _Made(_run(C), C.CAREFUL, schedule(work, rows, C.BN), numbers, of_mask(form, lists))
+    mask = of_mask(form, lists)
+    if mask.bounds is not None and mask.bounds.numel() == 0:
+        # Words of bits without a mixed granule: what is read there counts for nothing, but it is read.
+        mask = mask._replace(bounds=mask.bounds.new_zeros(2 * LINES))
+    return _Made(_run(C, dtypes(work)[1:3]), C.CAREFUL, schedule(work, rows, C.BN), numbers, mask)
 
 
 kept = Kept(_make)
+#: What graphs read at every replay.
+_held_by_graphs: list[_Made] = []
+
+
+def _made_for(work: Work) -> _Made:
+    """What the call needs; what is made inside the capture of a graph is that graph's own."""
+    if not capturing(work.q.device):
+        return kept.get(work)
+    _held_by_graphs.append(_make(work, "", ()))
+    return _held_by_graphs[-1]
 
 
 def forward(work: Work) -> tuple[Tensor, Tensor]:
     """`(out, lse)`: out with its heads outside or inside its rows as q has them, lse in order B, L, H."""
     p = work.problem
     q, k, v = (rows_of(x)[0] for x in (work.q, work.k, work.v))
-    made: _Made = kept.get(work)
+    made = _made_for(work)
     B, H, L, Dv = p.batch, p.q_heads, p.q_length, p.v_head_dim
-    if work.q.stride(1) >= work.q.stride(2):
-        out = q.new_empty(B, H, L, Dv)
-    else:
-        out = q.new_empty(B, L, H, Dv).transpose(1, 2)
+    # TMA writes rows that start at multiples of 16 bytes.
+    padded, outside = -(-Dv // 8) * 8, work.q.stride(1) >= work.q.stride(2)
+    out = q.new_empty(B, H, L, padded) if outside else q.new_empty(B, L, H, padded).transpose(1, 2)
+    out = out[..., :Dv]
     lse = torch.empty((B, L, H), dtype=torch.float32, device=q.device).transpose(1, 2)
     jobs, m = made.schedule, made.mask
     # Pointers that a variant has no use for point somewhere.
@@ -191,4 +221,6 @@ def forward(work: Work) -> tuple[Tensor, Tensor]:
     made.run(jobs.programs, (q, k, v, out), arguments, q.device)
     if made.careful:
         repair(Work(p, q, k, v, work.form, work.scores, work.tables), flags, out, lse)
+    if padded != Dv:
+        out = out.contiguous() if outside else out.transpose(1, 2).contiguous().transpose(1, 2)
     return out, lse

@@ -34,6 +34,7 @@ class Shared:
     v_empty: gl.shared_memory_descriptor
     turn: gl.shared_memory_descriptor
     ended: gl.shared_memory_descriptor
+    decided: gl.shared_memory_descriptor
     verdict: gl.shared_memory_descriptor
     lse: gl.tensor
     flags: gl.tensor
@@ -72,9 +73,10 @@ class Shared:
     @gluon.constexpr_function
     def __init__(
         self, q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full,
-        k_empty, v_full, v_empty, turn, ended, verdict, lse, flags, work, items, tiles, counts, order, bounds,
-        index, sink, slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table, key_table, batch_origin,
-        heads, group, q_length, k_length, lines, lo, hi, step, capacity, table_b, table_h, scale, C,
+        k_empty, v_full, v_empty, turn, ended, decided, verdict, lse, flags, work, items, tiles, counts,
+        order, bounds, index, sink, slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table, key_table,
+        batch_origin, heads, group, q_length, k_length, lines, lo, hi, step, capacity, table_b, table_h,
+        scale, C,
     ):  # fmt: skip
         self.q_desc = q_desc
         self.k_desc = k_desc
@@ -92,6 +94,7 @@ class Shared:
         self.v_empty = v_empty
         self.turn = turn
         self.ended = ended
+        self.decided = decided
         self.verdict = verdict
         self.lse = lse
         self.flags = flags
