@@ -30,10 +30,9 @@ from .dialect import (
 )
 from .mask import edges_of, visible
 from .program import LINES, Shared, advance, load_work, place_of, shares_of, tile_at, tiles_of
-from .score import in_base2, scored, slope_of, weights_of
+from .score import LOG2E, in_base2, scored, slope_of, weights_of
 
 LN2 = gl.constexpr(0.6931471805599453)
-LOG2E = gl.constexpr(1.4426950408889634)
 #: Sums from here on may have lost what is small: 2^64.
 LARGEST_SUM = gl.constexpr(1.8446744073709552e19)
 
@@ -312,14 +311,12 @@ def attend(
         # The mark that says so goes with the new lse: not before everybody has read it.
         mbarrier.wait(s.decided.index(0), turn & 1)
         turn += 1
-    broken = finish(w, s, b, h, m0, o, reference, total, broken, FIXED, AGAIN)
+    broken = finish(w, s, b, h, m0, o, reference, total, broken, FIXED)
     return stage, phase, turn, broken
 
 
 @gluon.jit
-def finish(
-    w: gl.constexpr, s, b, h, m0, o, reference, total, broken, FIXED: gl.constexpr, AGAIN: gl.constexpr
-):
+def finish(w: gl.constexpr, s, b, h, m0, o, reference, total, broken, FIXED: gl.constexpr):
     """Write `out` and `lse` of 64 rows."""
     C: gl.constexpr = s.C
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.DV, 16])

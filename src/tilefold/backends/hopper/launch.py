@@ -21,9 +21,8 @@ from .dialect import Run
 from .forward import forward_kernel
 from .repair import repair
 from .sizes import sizes_of, width_of
-from .variant import KINDS, LINES, Variant
+from .variant import KINDS, LINES, LOG2E, Variant
 
-LOG2E = 1.4426950408889634
 #: Scales above this are positive in float32 too.
 LEAST_SCALE = 1e-30
 #: Beside its tiles, a line of tiles takes as long as so many.

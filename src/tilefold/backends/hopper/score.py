@@ -9,7 +9,7 @@ from . import variant
 from .dialect import gl, gluon
 
 LINES = gl.constexpr(variant.LINES)
-LOG2E = gl.constexpr(1.4426950408889634)
+LOG2E = gl.constexpr(variant.LOG2E)
 
 
 @gluon.jit

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 BAND, ROWS, COLS, BITS = range(4)
 KINDS = {"band": BAND, "rows": ROWS, "cols": COLS, "bits": BITS}
+#: From natural exponents to those of base 2.
+LOG2E = 1.4426950408889634
 #: Rows of a warp group: what one matrix instruction takes.
 LINES = 64
 
