@@ -340,8 +340,11 @@ def _modules() -> types.ModuleType:
         fence_async_shared=lambda: None, tma=types.SimpleNamespace(tensor_descriptor=object),
         gluon=types.SimpleNamespace(jit=_jit, constexpr_function=_jit),
     )  # fmt: skip
-    vars(root).update(dialect=dialect, variant=variant)
-    sys.modules[f"{names}.dialect"], sys.modules[f"{names}.variant"] = dialect, variant
+    pairs = types.ModuleType(f"{names}.pairs")
+    vars(pairs).update(packed=lambda x, dtype: values(x.to(dtype)), unpacked=lambda x, dtype, layout: x)
+    vars(root).update(dialect=dialect, variant=variant, pairs=pairs)
+    for name in ("dialect", "variant", "pairs"):
+        sys.modules[f"{names}.{name}"] = getattr(root, name)
     folder = Path(str(package.__file__)).parent
     for name in ("program", "mask", "score", "forward"):
         spec = importlib.util.spec_from_file_location(f"{names}.{name}", folder / f"{name}.py")

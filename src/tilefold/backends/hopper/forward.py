@@ -29,6 +29,7 @@ from .dialect import (
     warpgroup_mma_wait,
 )
 from .mask import edges_of, visible
+from .pairs import packed, unpacked
 from .program import LINES, Shared, advance, load_work, place_of, shares_of, tile_at, tiles_of
 from .score import LOG2E, in_base2, scored, slope_of, weights_of
 
@@ -180,11 +181,13 @@ def step(
     if TURNS:
         mbarrier.wait(s.turn.index(w), (turn & 1) ^ (1 if w == 0 else 0))
         turn += 1
+    # Nothing may prepare what a product reads once the one before it is on its way.
+    last = unpacked(p, dtype, p_layout)
     zeros = gl.full([64, C.BN], 0.0, gl.float32, s_layout)
     k = s.k_smem.index(stage).reshape([C.BN, C.D])
     scores = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
     mbarrier.wait(s.v_full.index(last_stage), last_phase)
-    added = warpgroup_mma(p, s.v_smem.index(last_stage).reshape([C.BN, C.DV]), o, is_async=True)
+    added = warpgroup_mma(last, s.v_smem.index(last_stage).reshape([C.BN, C.DV]), o, is_async=True)
     if TURNS:
         mbarrier.arrive(s.turn.index((w + 1) % C.GROUPS), count=1)
     scores = warpgroup_mma_wait(1, [scores])
@@ -204,12 +207,12 @@ def step(
         base = reference
     weights = weights_of(s, scores, base)
     sums = sums + row_sums(weights, C.BN)
-    new = gl.convert_layout(weights.to(dtype), p_layout)
     next_stage, next_phase = advance(stage, phase, C.STAGES)
     # Beside the next keys, this wait brings an edge of a basic block, without which the compiler of the
     # machine's code moves every exponential behind the wait for `p v`.
     mbarrier.wait(s.k_full.index(next_stage), next_phase, pred=more)
     o = warpgroup_mma_wait(0, [added])
+    new = packed(weights, dtype)
     mbarrier.arrive((s.k_empty if C.JOINED else s.v_empty).index(last_stage), count=1)
     if ONLINE:
         o = o * gl.convert_layout(alpha, gl.SliceLayout(1, o_layout))[:, None]
@@ -269,7 +272,7 @@ def attend(
             base = gl.where(reference == float("-inf"), 0.0, reference)
         weights = weights_of(s, scores, base)
         sums = row_sums(weights, C.BN)
-        p = gl.convert_layout(weights.to(dtype), p_layout)
+        p = packed(weights, dtype)
         last_stage = stage
         last_phase = phase
         stage, phase = advance(stage, phase, C.STAGES)
@@ -299,7 +302,8 @@ def attend(
         if C.OWN_OUT and not C.HELD:
             mbarrier.arrive(s.q_empty.index(w), count=1)
         mbarrier.wait(s.v_full.index(last_stage), last_phase)
-        o = warpgroup_mma(p, s.v_smem.index(last_stage).reshape([C.BN, C.DV]), o, is_async=True)
+        weights = unpacked(p, dtype, p_layout)
+        o = warpgroup_mma(weights, s.v_smem.index(last_stage).reshape([C.BN, C.DV]), o, is_async=True)
         o = warpgroup_mma_wait(0, [o])
         mbarrier.arrive((s.k_empty if C.JOINED else s.v_empty).index(last_stage), count=1)
     elif C.OWN_OUT:

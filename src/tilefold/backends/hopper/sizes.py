@@ -9,7 +9,7 @@ WIDTHS = (64, 128, 256)
 
 #: By width, and by width and kind where that is special; see `variant.Variant`.
 _SIZES: dict[str, dict[str, Any]] = {
-    "64": {"BN": 128, "STAGES": 3, "GROUPS": 3, "REGISTERS": 168, "OWN_OUT": True, "JOINED": True},
+    "64": {"BN": 128, "STAGES": 3, "GROUPS": 3, "REGISTERS": 160, "OWN_OUT": True, "JOINED": True},
     "64/full": {"BN": 128, "STAGES": 3, "GROUPS": 3, "REGISTERS": 160, "OWN_OUT": True, "JOINED": True},
     "128": {"BN": 128, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "OWN_OUT": True, "HELD": True},
     "128/full": {

@@ -1,0 +1,33 @@
+"""Weights as 32-bit registers hold them, two of 16 bits in each.
+
+A loop that carries 16-bit numbers keeps them one by one: the compiler of the machine's code then joins them
+anew in every round, in registers of their own. Carried in pairs, they are what a product reads.
+"""
+
+# The functions of Gluon are not Python: its types of values are known to its compiler only.
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportIndexIssue=false
+
+from .dialect import gl, gluon
+
+
+@gluon.jit
+def packed(weights, dtype: gl.constexpr):
+    """Weights rounded to `dtype`, int32 `[64, BN / 2]`."""
+    low, high = gl.split(weights.reshape([weights.shape[0], weights.shape[1] // 2, 2]))
+    if dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", [high, low], dtype=gl.int32, is_pure=True, pack=1
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $1, $2;", "=r,f,f", [high, low], dtype=gl.int32, is_pure=True, pack=1
+        )
+
+
+@gluon.jit
+def unpacked(pairs, dtype: gl.constexpr, LAYOUT: gl.constexpr):
+    """The weights of `packed`, `[64, BN]`."""
+    low = (pairs & 0xFFFF).to(gl.int16).to(dtype, bitcast=True)
+    high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
+    weights = gl.join(low, high).reshape([pairs.shape[0], 2 * pairs.shape[1]])
+    return gl.convert_layout(weights, LAYOUT)
