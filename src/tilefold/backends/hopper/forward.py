@@ -30,7 +30,26 @@ from .dialect import (
 )
 from .mask import edges_of, visible
 from .pairs import packed, unpacked
-from .program import LINES, Shared, advance, load_work, place_of, shares_of, tile_at, tiles_of
+from .program import (
+    LINES,
+    WORDS,
+    Shared,
+    advance,
+    any_broken,
+    how_many_again,
+    is_broken,
+    load_work,
+    place_of,
+    q_slots,
+    read,
+    shares_of,
+    slot_of,
+    tell,
+    tile_at,
+    tiles_of,
+    told,
+    write,
+)
 from .score import LOG2E, in_base2, scored, slope_of, weights_of
 
 LN2 = gl.constexpr(0.6931471805599453)
@@ -40,18 +59,23 @@ LARGEST_SUM = gl.constexpr(1.8446744073709552e19)
 
 @gluon.jit
 def producer(s):
-    """Copies q, and tiles of k and v in the order of the consumers."""
+    """Tells the consumers about each piece of work, and copies its q and its tiles of k and v."""
     C: gl.constexpr = s.C
     zero = gl.to_tensor(0)
-    stage, phase, parity = produce_all(s, zero, zero, zero, False)
+    stage, phase, done = produce_all(s, zero, zero, zero, False)
     if C.FIXED:
-        again = any_to_repeat(s, 1)
-        if again:
-            produce_all(s, stage, phase, parity, True)
+        mbarrier.wait(s.ended.index(0), 0)
+        count = zero
+        if any_broken(s):
+            count = how_many_again(s)
+        write(s, C.GROUPS * q_slots(C) * WORDS, count)
+        mbarrier.arrive(s.decided.index(0), count=1)
+        if count > 0:
+            produce_all(s, stage, phase, done, True)
 
 
 @gluon.jit
-def produce_all(s, stage, phase, parity, AGAIN: gl.constexpr):
+def produce_all(s, stage, phase, done, AGAIN: gl.constexpr):
     C: gl.constexpr = s.C
     GROUPS: gl.constexpr = C.GROUPS
     work = load_work(s, 0)
@@ -61,17 +85,20 @@ def produce_all(s, stage, phase, parity, AGAIN: gl.constexpr):
         work = load_work(s, i + 1)
         wanted = True
         if AGAIN:
-            wanted = to_repeat(s, b, h, line, 1)
+            wanted = is_broken(s, b, h, line)
         if wanted:
-            m0 = line * (LINES * C.GROUPS)
+            slot, parity = slot_of(done, C)
             for w in gl.static_range(GROUPS):
-                mbarrier.wait(s.q_empty.index(w), parity ^ 1)
-                mbarrier.expect(s.q_full.index(w), s.q_desc.block_type.nbytes)
-                copy_in(s.q_desc, [b, h, m0 + w * LINES, 0], s.q_full.index(w), s.q_smem.index(w))
-            parity ^= 1
+                row = line * (LINES * C.GROUPS) + w * LINES
+                mbarrier.wait(s.q_empty.index(slot + w), parity ^ 1)
+                tell(s, slot + w, b, h, row, table, where, shares_of(s, w, line, where, full, count))
+                mbarrier.arrive(s.q_full.index(slot + w), count=1)
+                mbarrier.expect(s.q_full.index(slot + w), s.q_desc.block_type.nbytes)
+                copy_in(s.q_desc, [b, h, row, 0], s.q_full.index(slot + w), s.q_smem.index(slot + w))
+            done += 1
             hk = h // s.group
             for j in range(count):
-                n0 = tile_at(s, where, full, count, j) * C.BN
+                n0 = tile_at(s, where, j) * C.BN
                 mbarrier.wait(s.k_empty.index(stage), phase ^ 1)
                 mbarrier.expect(s.k_full.index(stage), s.k_desc.block_type.nbytes)
                 copy_in(s.k_desc, [b, hk, n0, 0], s.k_full.index(stage), s.k_smem.index(stage))
@@ -80,34 +107,7 @@ def produce_all(s, stage, phase, parity, AGAIN: gl.constexpr):
                 mbarrier.expect(s.v_full.index(stage), s.v_desc.block_type.nbytes)
                 copy_in(s.v_desc, [b, hk, n0, 0], s.v_full.index(stage), s.v_smem.index(stage))
                 stage, phase = advance(stage, phase, C.STAGES)
-    return stage, phase, parity
-
-
-@gluon.jit
-def any_to_repeat(s, WARPS: gl.constexpr):
-    """Whether a consumer of this program has rows to compute again, once all are at the end of the list."""
-    C: gl.constexpr = s.C
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    mbarrier.wait(s.ended.index(0), 0)
-    found = gl.max(s.verdict.index(0).load(layout), 0)
-    GROUPS: gl.constexpr = C.GROUPS
-    for w in gl.static_range(1, GROUPS):
-        found = gl.maximum(found, gl.max(s.verdict.index(w).load(layout), 0))
-    return found > 0
-
-
-@gluon.jit
-def to_repeat(s, b, h, line, WARPS: gl.constexpr):
-    """Whether a row of a line of tiles has to be computed again: its lse says so."""
-    C: gl.constexpr = s.C
-    BM: gl.constexpr = LINES * C.GROUPS
-    SIZE: gl.constexpr = 256 if BM > 128 else 128
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    rows = line * BM + gl.arange(0, SIZE, layout)
-    inside = (rows < s.q_length) & (rows < line * BM + BM)
-    at = s.lse + ((b.to(gl.int64) * s.q_length + rows) * s.heads + h)
-    lse = gl.load(at, mask=inside, other=0.0, volatile=True)
-    return gl.max(gl.where(lse < float("inf"), 0, 1), 0) > 0
+    return stage, phase, done
 
 
 @gluon.jit
@@ -117,38 +117,20 @@ def consumer(w: gl.constexpr, s):
     layout: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.BN, 16]))
     broken = gl.full([LINES], 0, gl.int32, layout)
     zero = gl.to_tensor(0)
-    stage, phase, parity, broken = consume_all(w, s, zero, zero, zero, broken, C.FIXED, False)
+    stage, phase, turn = zero, zero, zero
+    for i in range(s.items):
+        stage, phase, turn, broken = attend(w, s, i, stage, phase, turn, broken, C.FIXED, C.TURNS)
     if C.FIXED:
         s.verdict.index(w).store(broken)
         mbarrier.arrive(s.ended.index(0), count=1)
-        if any_to_repeat(s, 4):
-            consume_all(w, s, stage, phase, parity, broken, False, True)
+        mbarrier.wait(s.decided.index(0), 0)
+        for i in range(read(s, C.GROUPS * q_slots(C) * WORDS, 4)):
+            stage, phase, turn, broken = attend(w, s, s.items + i, stage, phase, turn, broken, False, False)
     copy_out_wait(0)
 
 
 @gluon.jit
-def consume_all(w: gl.constexpr, s, stage, phase, parity, broken, FIXED: gl.constexpr, AGAIN: gl.constexpr):
-    turn = gl.to_tensor(0)
-    work = load_work(s, 0)
-    for i in range(s.items):
-        b, h, line, table = place_of(s, work)
-        tiles = tiles_of(s, work, line, table)
-        work = load_work(s, i + 1)
-        wanted = True
-        if AGAIN:
-            wanted = to_repeat(s, b, h, line, 4)
-        if wanted:
-            if AGAIN:
-                mbarrier.arrive(s.decided.index(0), count=1)
-            stage, phase, turn, broken = attend(
-                w, s, b, h, line, table, tiles, stage, phase, parity, turn, broken, FIXED, AGAIN
-            )
-            parity ^= 1
-    return stage, phase, parity, broken
-
-
-@gluon.jit
-def skip(s, stage, phase, count):
+def skip(w: gl.constexpr, s, stage, phase, turn, count, TURNS: gl.constexpr):
     """Give back tiles of keys that these rows do not see."""
     C: gl.constexpr = s.C
     for _ in range(count):
@@ -157,8 +139,24 @@ def skip(s, stage, phase, count):
             mbarrier.arrive(s.k_empty.index(stage), count=1)
         mbarrier.wait(s.v_full.index(stage), phase)
         mbarrier.arrive((s.k_empty if C.JOINED else s.v_empty).index(stage), count=1)
+        if TURNS:
+            await_turn(w, s, turn)
+            pass_turn(w, s)
+            turn += 1
         stage, phase = advance(stage, phase, C.STAGES)
-    return stage, phase
+    return stage, phase, turn
+
+
+@gluon.jit
+def await_turn(w: gl.constexpr, s, turn):
+    """At the matrix units, consumers take turns: one for each tile that their line visits."""
+    mbarrier.wait(s.turn.index(w), (turn & 1) ^ (1 if w == 0 else 0))
+
+
+@gluon.jit
+def pass_turn(w: gl.constexpr, s):
+    C: gl.constexpr = s.C
+    mbarrier.arrive(s.turn.index((w + 1) % C.GROUPS), count=1)
 
 
 @gluon.jit
@@ -179,7 +177,7 @@ def step(
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     dtype: gl.constexpr = s.q_desc.dtype
     if TURNS:
-        mbarrier.wait(s.turn.index(w), (turn & 1) ^ (1 if w == 0 else 0))
+        await_turn(w, s, turn)
         turn += 1
     # Nothing may prepare what a product reads once the one before it is on its way.
     last = unpacked(p, dtype, p_layout)
@@ -189,7 +187,7 @@ def step(
     mbarrier.wait(s.v_full.index(last_stage), last_phase)
     added = warpgroup_mma(last, s.v_smem.index(last_stage).reshape([C.BN, C.DV]), o, is_async=True)
     if TURNS:
-        mbarrier.arrive(s.turn.index((w + 1) % C.GROUPS), count=1)
+        pass_turn(w, s)
     scores = warpgroup_mma_wait(1, [scores])
     if not C.JOINED:
         mbarrier.arrive(s.k_empty.index(stage), count=1)
@@ -220,21 +218,17 @@ def step(
 
 
 @gluon.jit
-def attend(
-    w: gl.constexpr, s, b, h, line, table, tiles, stage, phase, parity, turn, broken, FIXED: gl.constexpr,
-    AGAIN: gl.constexpr,
-):  # fmt: skip
-    """Results of the w-th 64 rows of a line of tiles; `tiles` of `tiles_of`."""
+def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.constexpr, TURNS: gl.constexpr):
+    """Results of the w-th 64 rows of a line of tiles, the piece of work after `done` others."""
     C: gl.constexpr = s.C
-    TURNS: gl.constexpr = C.TURNS and not AGAIN
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.BN, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.DV, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     r_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     dtype: gl.constexpr = s.q_desc.dtype
-    where, full, count = tiles[0], tiles[1], tiles[2]
-    before, above, whole, below, after = shares_of(s, w, line, where, full, count)
-    m0 = line * (LINES * C.GROUPS) + w * LINES
+    slot, parity = slot_of(done, C)
+    mbarrier.wait(s.q_full.index(slot + w), parity)
+    b, h, m0, table, where, before, above, whole, below, after = told(s, slot + w)
     rows = m0 + gl.arange(0, LINES, r_layout)
     edges = edges_of(s, rows, table)
     slope = slope_of(s, b, h, rows)
@@ -242,29 +236,32 @@ def attend(
     reference = gl.full([LINES], float("-inf"), gl.float32, r_layout)
     sums = row_sums(gl.full([LINES, C.BN], 0.0, gl.float32, s_layout), C.BN)
     own = above + whole + below
-    mbarrier.wait(s.q_full.index(w), parity)
     if C.MASKED:
-        stage, phase = skip(s, stage, phase, before)
+        stage, phase, turn = skip(w, s, stage, phase, turn, before, TURNS)
     if own > 0:
-        at = before
-        held = s.q_smem.index(w).reshape([LINES, C.D])
+        held = s.q_smem.index(slot + w).reshape([LINES, C.D])
         if C.HELD:
             q = held.load(gl.DotOperandLayout(0, s_layout, 2))
             if C.OWN_OUT:
                 # Those of the next piece of work may come.
-                mbarrier.arrive(s.q_empty.index(w), count=1)
+                mbarrier.arrive(s.q_empty.index(slot + w), count=1)
         else:
             q = held
         mbarrier.wait(s.k_full.index(stage), phase)
+        if TURNS:
+            await_turn(w, s, turn)
+            turn += 1
         k = s.k_smem.index(stage).reshape([C.BN, C.D])
         zeros = gl.full([LINES, C.BN], 0.0, gl.float32, s_layout)
         scores = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        if TURNS:
+            pass_turn(w, s)
         scores = warpgroup_mma_wait(0, [scores])
         if not C.JOINED:
             mbarrier.arrive(s.k_empty.index(stage), count=1)
-        n0 = tile_at(s, where, full, count, at) * C.BN
+        n0 = tile_at(s, where, 0) * C.BN
         scores = scored(s, scores, m0, n0, slope, s_layout)
-        if C.MASKED:
+        if C.MASKED and above > 0:
             scores = gl.where(visible(s, m0, n0, table, edges, s_layout), scores, float("-inf"))
         reference = in_base2(s, gl.max(scores, 1))
         base = reference
@@ -280,47 +277,43 @@ def attend(
         # The first tile is done.
         if C.MASKED:
             for j in range(1, above):
-                n0 = tile_at(s, where, full, count, at + j) * C.BN
+                n0 = tile_at(s, where, j) * C.BN
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                     w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own,
-                    m0, n0, slope, table, edges, True, True, False,
+                    m0, n0, slope, table, edges, True, True, TURNS,
                 )  # fmt: skip
         for j in range(gl.maximum(above, 1), above + whole):
             # Where a tile lies is asked by ALiBi alone.
-            n0 = tile_at(s, where, full, count, at + j) * C.BN if C.ALIBI else 0
+            n0 = tile_at(s, where, j) * C.BN if C.ALIBI else 0
             p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                 w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own, m0,
                 n0, slope, table, edges, False, not FIXED, TURNS,
             )  # fmt: skip
         if C.BELOW:
             for j in range(gl.maximum(above + whole, 1), own):
-                n0 = tile_at(s, where, full, count, at + j) * C.BN
+                n0 = tile_at(s, where, j) * C.BN
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                     w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own,
-                    m0, n0, slope, table, edges, True, not FIXED, False,
+                    m0, n0, slope, table, edges, True, not FIXED, TURNS,
                 )  # fmt: skip
         if C.OWN_OUT and not C.HELD:
-            mbarrier.arrive(s.q_empty.index(w), count=1)
+            mbarrier.arrive(s.q_empty.index(slot + w), count=1)
         mbarrier.wait(s.v_full.index(last_stage), last_phase)
         weights = unpacked(p, dtype, p_layout)
         o = warpgroup_mma(weights, s.v_smem.index(last_stage).reshape([C.BN, C.DV]), o, is_async=True)
         o = warpgroup_mma_wait(0, [o])
         mbarrier.arrive((s.k_empty if C.JOINED else s.v_empty).index(last_stage), count=1)
     elif C.OWN_OUT:
-        mbarrier.arrive(s.q_empty.index(w), count=1)
+        mbarrier.arrive(s.q_empty.index(slot + w), count=1)
     if C.MASKED:
-        stage, phase = skip(s, stage, phase, after)
+        stage, phase, turn = skip(w, s, stage, phase, turn, after, TURNS)
     total = gl.convert_layout(gl.sum(gl.sum(sums, 2), 1), r_layout)
-    if AGAIN:
-        # The mark that says so goes with the new lse: not before everybody has read it.
-        mbarrier.wait(s.decided.index(0), turn & 1)
-        turn += 1
-    broken = finish(w, s, b, h, m0, o, reference, total, broken, FIXED)
+    broken = finish(w, s, slot, b, h, m0, o, reference, total, broken, FIXED)
     return stage, phase, turn, broken
 
 
 @gluon.jit
-def finish(w: gl.constexpr, s, b, h, m0, o, reference, total, broken, FIXED: gl.constexpr):
+def finish(w: gl.constexpr, s, slot, b, h, m0, o, reference, total, broken, FIXED: gl.constexpr):
     """Write `out` and `lse` of 64 rows."""
     C: gl.constexpr = s.C
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.DV, 16])
@@ -361,7 +354,7 @@ def finish(w: gl.constexpr, s, b, h, m0, o, reference, total, broken, FIXED: gl.
         copy_out_wait(0)
         buffer = s.o_smem.index(w)
     else:
-        buffer = s.q_smem.index(w)
+        buffer = s.q_smem.index(slot + w)
     buffer.reshape([LINES, C.DV]).store(o.to(dtype))
     fence_async_shared()
     copy_out(s.o_desc, [b, h, m0, 0], buffer)
@@ -369,7 +362,7 @@ def finish(w: gl.constexpr, s, b, h, m0, o, reference, total, broken, FIXED: gl.
     gl.store(at, lse, mask=inside)
     if not C.OWN_OUT:
         copy_out_wait(0)
-        mbarrier.arrive(s.q_empty.index(w), count=1)
+        mbarrier.arrive(s.q_empty.index(slot + w), count=1)
     return broken
 
 
@@ -392,7 +385,8 @@ def forward_kernel(
     """
     dtype: gl.constexpr = q_desc.dtype
     program = gl.program_id(0)
-    q_smem = gl.allocate_shared_memory(dtype, [C.GROUPS, 1, 1, LINES, C.D], q_desc.layout)
+    Q_TILES: gl.constexpr = C.GROUPS * q_slots(C)
+    q_smem = gl.allocate_shared_memory(dtype, [Q_TILES, 1, 1, LINES, C.D], q_desc.layout)
     if C.OWN_OUT:
         o_smem = gl.allocate_shared_memory(dtype, [C.GROUPS, 1, 1, LINES, C.DV], o_desc.layout)
     else:
@@ -400,8 +394,8 @@ def forward_kernel(
     k_smem = gl.allocate_shared_memory(dtype, [C.STAGES, 1, 1, C.BN, C.D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(dtype, [C.STAGES, 1, 1, C.BN, C.DV], v_desc.layout)
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
-    q_full = gl.allocate_shared_memory(gl.int64, [C.GROUPS, 1], barrier)
-    q_empty = gl.allocate_shared_memory(gl.int64, [C.GROUPS, 1], barrier)
+    q_full = gl.allocate_shared_memory(gl.int64, [Q_TILES, 1], barrier)
+    q_empty = gl.allocate_shared_memory(gl.int64, [Q_TILES, 1], barrier)
     turn = gl.allocate_shared_memory(gl.int64, [C.GROUPS, 1], barrier)
     k_full = gl.allocate_shared_memory(gl.int64, [C.STAGES, 1], barrier)
     k_empty = gl.allocate_shared_memory(gl.int64, [C.STAGES, 1], barrier)
@@ -409,12 +403,15 @@ def forward_kernel(
     v_empty = gl.allocate_shared_memory(gl.int64, [C.STAGES, 1], barrier)
     ended = gl.allocate_shared_memory(gl.int64, [1, 1], barrier)
     decided = gl.allocate_shared_memory(gl.int64, [1, 1], barrier)
+    words = gl.allocate_shared_memory(gl.int32, [WORDS * Q_TILES + 1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     verdict = gl.allocate_shared_memory(gl.int32, [C.GROUPS, LINES], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     GROUPS: gl.constexpr = C.GROUPS
     STAGES: gl.constexpr = C.STAGES
-    for n in gl.static_range(GROUPS):
-        mbarrier.init(q_full.index(n), count=1)
+    for n in gl.static_range(Q_TILES):
+        # What is told, and what is copied.
+        mbarrier.init(q_full.index(n), count=2)
         mbarrier.init(q_empty.index(n), count=1)
+    for n in gl.static_range(GROUPS):
         mbarrier.init(turn.index(n), count=1)
     for n in gl.static_range(STAGES):
         mbarrier.init(k_full.index(n), count=1)
@@ -422,11 +419,11 @@ def forward_kernel(
         mbarrier.init(k_empty.index(n), count=C.GROUPS)
         mbarrier.init(v_empty.index(n), count=C.GROUPS)
     mbarrier.init(ended.index(0), count=C.GROUPS)
-    mbarrier.init(decided.index(0), count=C.GROUPS)
+    mbarrier.init(decided.index(0), count=1)
     fence_async_shared()
     s = Shared(
         q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full, k_empty,
-        v_full, v_empty, turn, ended, decided, verdict, lse, flags, work + program * longest,
+        v_full, v_empty, turn, ended, decided, words, verdict, lse, flags, work + program * longest,
         gl.load(amounts + program), tiles, counts, order, bounds, index, sink, slopes, slope_b, slope_h, cap,
         q_step, k_step, base, row_table, key_table, batch_origin, heads, group, q_length, k_length, lines, lo,
         hi, step, capacity, table_b, table_h, scale, C,

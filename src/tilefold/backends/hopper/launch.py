@@ -40,13 +40,10 @@ def variant_of(work: Work) -> Variant:
     width = width_of(p.head_dim, p.v_head_dim)
     sizes = sizes_of(width, "full" if band and form.is_full else form.kind)
     masked = not (band and form.is_full and p.k_length % sizes["BN"] == 0)
-    if masked and sizes.get("TURNS"):
-        # Consumers skip tiles of their own, and turns with them.
-        sizes = sizes_of(width, form.kind)
     return Variant(
         D=width, DV=width, MASK=KINDS[form.kind], MASKED=masked, CAREFUL=not (band and form.is_full),
         INTERVALS=getattr(form, "count", 1), STEPPED=band and form.step != 1,
-        BELOW=band and form.lo is not None, FIXED=p.dtype == torch.bfloat16,
+        BELOW=not band or form.lo is not None, FIXED=p.dtype == torch.bfloat16,
         PLAIN=not softcap and not alibi and work.scores.scale > LEAST_SCALE, SOFTCAP=softcap, ALIBI=alibi,
         TABLES=alibi and p.positions.tables,
         SLOPE_ROWS=slopes is not None and slopes.dim() == 2 and p.positions.tables,

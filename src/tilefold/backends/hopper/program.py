@@ -35,6 +35,7 @@ class Shared:
     turn: gl.shared_memory_descriptor
     ended: gl.shared_memory_descriptor
     decided: gl.shared_memory_descriptor
+    words: gl.shared_memory_descriptor
     verdict: gl.shared_memory_descriptor
     lse: gl.tensor
     flags: gl.tensor
@@ -73,10 +74,10 @@ class Shared:
     @gluon.constexpr_function
     def __init__(
         self, q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full,
-        k_empty, v_full, v_empty, turn, ended, decided, verdict, lse, flags, work, items, tiles, counts,
-        order, bounds, index, sink, slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table, key_table,
-        batch_origin, heads, group, q_length, k_length, lines, lo, hi, step, capacity, table_b, table_h,
-        scale, C,
+        k_empty, v_full, v_empty, turn, ended, decided, words, verdict, lse, flags, work, items, tiles,
+        counts, order, bounds, index, sink, slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table,
+        key_table, batch_origin, heads, group, q_length, k_length, lines, lo, hi, step, capacity, table_b,
+        table_h, scale, C,
     ):  # fmt: skip
         self.q_desc = q_desc
         self.k_desc = k_desc
@@ -95,6 +96,7 @@ class Shared:
         self.turn = turn
         self.ended = ended
         self.decided = decided
+        self.words = words
         self.verdict = verdict
         self.lse = lse
         self.flags = flags
@@ -139,6 +141,21 @@ def advance(stage, phase, STAGES: gl.constexpr):
     return gl.where(wrap, 0, stage), gl.where(wrap, phase ^ 1, phase)
 
 
+@gluon.constexpr_function
+def q_slots(C):
+    """How many q of a warp group shared memory holds: where they stay there until the last product, the next
+    ones need a place of their own.
+    """
+    return 2 if C.OWN_OUT and not C.HELD else 1
+
+
+@gluon.jit
+def slot_of(done, C: gl.constexpr):
+    """Where q of the piece of work after `done` others lie, and the parity of their barriers."""
+    SLOTS: gl.constexpr = q_slots(C)
+    return done % SLOTS * C.GROUPS, done // SLOTS & 1
+
+
 @gluon.jit
 def load_work(s, i):
     """The program's i-th piece of work: its place `pair * lines + line`, and of lists its line and how many
@@ -146,7 +163,7 @@ def load_work(s, i):
     """
     C: gl.constexpr = s.C
     BM: gl.constexpr = LINES * C.GROUPS
-    place = gl.load(s.work + gl.minimum(i, s.items - 1))
+    place = gl.load(s.work + gl.maximum(gl.minimum(i, s.items - 1), 0))
     if C.MASK == BAND:
         return place, place, place, place
     else:
@@ -187,7 +204,7 @@ def keys_of(s, first, last):
 @gluon.jit
 def tiles_of(s, work, line, table):
     """How the tiles of keys of a line of tiles are found: for a band from the last one down, `(last, 0, how
-    many)`; for lists, whose partial tiles come first, `(where, how many are full, how many in all)`.
+    many)`; for lists, whose full tiles come first, `(where, how many are full, how many in all)`.
     """
     C: gl.constexpr = s.C
     BM: gl.constexpr = LINES * C.GROUPS
@@ -199,28 +216,25 @@ def tiles_of(s, work, line, table):
 
 
 @gluon.jit
-def tile_at(s, where, full, count, j):
+def tile_at(s, where, j):
     """The j-th tile of keys that a line visits."""
     C: gl.constexpr = s.C
     if C.MASK == BAND:
         return where - j
     else:
-        partial = count - full
-        nth = gl.where(j < partial, full + j, j - partial)
-        return gl.load(s.tiles + where.to(gl.int64) * s.capacity + nth)
+        return gl.load(s.tiles + where.to(gl.int64) * s.capacity + j)
 
 
 @gluon.jit
 def shares_of(s, w: gl.constexpr, line, where, full, count):
     """How the tiles that a line visits fall to these rows: `(skipped, above, whole, below, skipped)` in the
-    order of visits, where all of `above` and `below` need the mask.
+    order of visits, where all of `above` and `below` need the mask. Rows may see nothing of the tiles of
+    `above`; in the first of `whole` they see something.
     """
     C: gl.constexpr = s.C
     if C.MASK != BAND:
-        partial = count - full
-        # Rows that see nothing of the partial tiles find their reference in the first full one.
-        above = gl.minimum(count, partial + gl.where(partial > 0, 1, 0))
-        return 0, above, count - above, 0, 0
+        above = gl.where(full > 0, 0, count)
+        return 0, above, full, count - full - above, 0
     elif not C.MASKED:
         return 0, 0, count, 0, 0
     else:
@@ -249,3 +263,89 @@ def shares_of(s, w: gl.constexpr, line, where, full, count):
         above += gl.where(more, 1, 0)
         whole -= gl.where(more, 1, 0)
         return stop - own_stop, above, whole, full_begin - own_begin, own_begin - begin
+
+
+# What the producer tells the consumers.
+
+#: Words of 32 bits for each q in shared memory.
+WORDS = gl.constexpr(16)
+
+
+@gluon.jit
+def write(s, at, word):
+    """Of the producer."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    s.words.index(at).store(gl.full([1], word, gl.int32, layout))
+
+
+@gluon.jit
+def read(s, at, WARPS: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    return gl.max(s.words.index(at).load(layout), 0)
+
+
+@gluon.jit
+def tell(s, place, b, h, row, table, where, shares):
+    """Which rows come next for a warp group, and which tiles of keys: what `told` returns there."""
+    at = place * WORDS
+    before, above, whole, below, after = shares
+    write(s, at, b)
+    write(s, at + 1, h)
+    write(s, at + 2, row)
+    write(s, at + 3, table)
+    write(s, at + 4, where - before)
+    write(s, at + 5, before)
+    write(s, at + 6, above)
+    write(s, at + 7, whole)
+    write(s, at + 8, below)
+    write(s, at + 9, after)
+
+
+@gluon.jit
+def told(s, place):
+    """`(batch element, head, first row, table, where the tiles of these rows are, and their shares)`."""
+    at = place * WORDS
+    return (
+        read(s, at, 4), read(s, at + 1, 4), read(s, at + 2, 4), read(s, at + 3, 4), read(s, at + 4, 4),
+        read(s, at + 5, 4), read(s, at + 6, 4), read(s, at + 7, 4), read(s, at + 8, 4), read(s, at + 9, 4),
+    )  # fmt: skip
+
+
+# The second pass over the list: of lines with rows that have outgrown their reference.
+
+
+@gluon.jit
+def any_broken(s):
+    """Whether a consumer of this program has found such rows."""
+    C: gl.constexpr = s.C
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    found = gl.max(s.verdict.index(0).load(layout), 0)
+    GROUPS: gl.constexpr = C.GROUPS
+    for w in gl.static_range(1, GROUPS):
+        found = gl.maximum(found, gl.max(s.verdict.index(w).load(layout), 0))
+    return found > 0
+
+
+@gluon.jit
+def is_broken(s, b, h, line):
+    """Whether a line of tiles has such rows: their lse is not a number."""
+    C: gl.constexpr = s.C
+    BM: gl.constexpr = LINES * C.GROUPS
+    SIZE: gl.constexpr = 256 if BM > 128 else 128
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    rows = line * BM + gl.arange(0, SIZE, layout)
+    inside = (rows < s.q_length) & (rows < line * BM + BM)
+    at = s.lse + ((b.to(gl.int64) * s.q_length + rows) * s.heads + h)
+    lse = gl.load(at, mask=inside, other=0.0, volatile=True)
+    return gl.max(gl.where(lse < float("inf"), 0, 1), 0) > 0
+
+
+@gluon.jit
+def how_many_again(s):
+    """Of the program's pieces of work, those with such lines."""
+    count = gl.to_tensor(0)
+    for i in range(s.items):
+        b, h, line, table = place_of(s, load_work(s, i))
+        if is_broken(s, b, h, line):
+            count += 1
+    return count

@@ -26,7 +26,8 @@ class Variant:
         INTERVALS: per line of the table of ROWS or COLS.
         CAREFUL: tiles may mix what a row sees with what it does not see: 64 rows with a result that is not
             finite leave a flag.
-        STEPPED: the band shows every `step`-th key only. BELOW: it has a lower bound.
+        STEPPED: the band shows every `step`-th key only. BELOW: tiles that need the mask may come after those
+            that do not, as with a band that has a lower bound.
         FIXED: the reference of the softmax is that of the first tiles.
         PLAIN: the score is nothing but a positive scale times the product. SOFTCAP, ALIBI: options in use.
         TABLES: positions come from two tables. SLOPE_ROWS: each row has a slope of its own (packed
@@ -34,7 +35,7 @@ class Variant:
         SINK: each head has a sink.
         OWN_OUT: `out` has shared memory of its own beside q.
         HELD: q is held in registers, so that its shared memory is free for the next one at once.
-        TURNS: the consumers take turns at the matrix units.
+        TURNS: the consumers take turns at the matrix units, one for each tile that their line visits.
         JOINED: one barrier says that a tile of keys and its values are free.
     """
 
