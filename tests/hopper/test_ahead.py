@@ -32,7 +32,7 @@ def variant(width: int, kind: str, **changes: Any) -> Variant:
     masked = kind != "full"
     given = {
         "D": width, "DV": width, "MASK": KINDS.get(kind, 0), "MASKED": masked, "CAREFUL": masked,
-        "FIXED": True, "BELOW": kind not in ("full", "band"),
+        "FIXED": True, "BELOW": kind == "window",
     }  # fmt: skip
     return Variant(**(given | sizes_of(width, kind) | changes))
 

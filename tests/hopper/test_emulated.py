@@ -245,8 +245,14 @@ def test_lists_of_work_made_on_the_device_cover_everything(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"STAGES": 3}, {"STAGES": 4}, {"GROUPS": 3}, {"GROUPS": 2}, {"JOINED": True, "STAGES": 3},
-        {"TURNS": True}, {"TURNS": True, "GROUPS": 3, "HELD": True}, {"BN": 64, "STAGES": 3, "OWN_OUT": False},
+        {"STAGES": 3},
+        {"STAGES": 4},
+        {"GROUPS": 3},
+        {"GROUPS": 2},
+        {"JOINED": True, "STAGES": 3},
+        {"TURNS": True},
+        {"TURNS": True, "GROUPS": 3, "HELD": True},
+        {"BN": 64, "STAGES": 3, "OWN_OUT": False},
     ],
     ids=str,
 )

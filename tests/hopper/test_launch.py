@@ -15,7 +15,7 @@ from tilefold.problem import Problem
 from tilefold.scores import Scores
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from tilefold.backends.hopper import backend, launch
+from tilefold.backends.hopper import backend, launch, schedule
 from tilefold.backends.hopper.sizes import WIDTHS, sizes_of, width_of
 from tilefold.backends.hopper.variant import LINES
 
@@ -36,31 +36,76 @@ def work(form: object = BANDS[0], **changes: object) -> Work:
 # Who does what.
 
 
-@pytest.mark.parametrize("costs", [[5.0, 4.0, 3.0, 2.0, 1.0], [1.0] * 5, None], ids=str)
+@pytest.mark.parametrize("costs", [[5.0, 4.0, 3.0, 2.0, 1.0], [1.0] * 5], ids=str)
 @pytest.mark.parametrize("pairs, span, programs", [(6, 2, 7), (6, 6, 4), (1, 1, 5), (5, 3, 1)])
 def test_every_place_is_somebody_s_and_nobody_is_idle(
-    costs: list[float] | None, pairs: int, span: int, programs: int
+    costs: list[float], pairs: int, span: int, programs: int
 ) -> None:
-    found = launch.assign(costs, 5, pairs, span, programs)
+    found = schedule.assign(costs, pairs, span, programs)
     assert sorted(itertools.chain(*found)) == list(range(5 * pairs))
     assert all(found)
+    flat = schedule.of_costs(costs, pairs, span, programs, CPU)
+    assert [own(flat, n) for n in range(programs)] == found
+
+
+CPU = torch.device("cpu")
+
+
+def own(jobs: schedule.Schedule, program: int) -> list[int]:
+    return jobs.work[jobs.starts[program] : jobs.starts[program + 1]].tolist()
 
 
 def test_the_longest_lines_of_a_section_come_first() -> None:
-    (found,) = launch.assign([1.0, 3.0, 2.0], 3, 4, 2, 1)
+    (found,) = schedule.assign([1.0, 3.0, 2.0], 4, 2, 1)
     assert [place % 3 for place in found] == [1, 1, 2, 2, 0, 0] * 2
     assert {place // 3 for place in found[:6]} == {0, 1}
 
 
 def test_work_is_shared_out_evenly() -> None:
-    costs = [float(n) for n in launch.visits(Band(None, 0), 16384, 16384, 128, 128)]
-    found = launch.assign(costs, 128, 16, 1, 132)
-    spent = [sum(costs[place % 128] for place in own) for own in found]
+    costs = [float(n) for n in schedule.visits(Band(None, 0), 16384, 16384, 128, 128)]
+    found = schedule.assign(costs, 16, 4, 132)
+    spent = [sum(costs[place % 128] + schedule.FIXED_COST for place in own) for own in found]
     assert max(spent) <= 1.03 * sum(spent) / len(spent)
 
 
-def test_lines_that_are_sorted_go_round_back_and_forth() -> None:
-    assert launch.assign(None, 5, 1, 1, 2) == [[0, 3, 4], [1, 2]]
+def test_lines_of_one_order_go_round_back_and_forth() -> None:
+    jobs = schedule.of_ranks(5, 1, 1, 2, False, CPU)
+    assert [own(jobs, 0), own(jobs, 1)] == [[0, 3, 4], [1, 2]]
+    jobs = schedule.of_ranks(3, 3, 2, 1, True, CPU)
+    # Sections of two pairs and of one; the last lines first.
+    assert own(jobs, 0) == [2, 5, 1, 4, 0, 3, 8, 7, 6]
+
+
+def lists(counts: list[int], k_tiles: int, pairs: int = 2, programs: int = 3) -> schedule.Schedule:
+    table = torch.tensor([[[n, 0] for n in counts]], dtype=torch.int32)
+    order = torch.tensor(counts).argsort(descending=True, stable=True)[None].int()
+    tables = torch.zeros(pairs, dtype=torch.int64)
+    return schedule.of_lists(table, order, tables, k_tiles, pairs, programs)
+
+
+def test_lines_that_show_little_are_shared_out_by_what_they_cost() -> None:
+    counts = [1, 1, 1, 1, 40, 1, 1, 1, 1, 1]
+    jobs = lists(counts, k_tiles=200, programs=4)
+    found = [own(jobs, n) for n in range(4)]
+    # Neighbours, all of them, and a long line leaves room for few others.
+    assert list(itertools.chain(*found)) == list(range(20))
+    spent = [sum(counts[place % 10] + schedule.FIXED_COST for place in places) for places in found]
+    assert max(spent) <= sum(spent) / 4 + 0.5 * 42.5
+
+
+def test_lines_that_show_much_go_round_longest_first() -> None:
+    jobs = lists([1, 3, 2], k_tiles=4)
+    assert [own(jobs, n) for n in range(3)] == [[1, 3], [4, 0], [2, 5]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_line_of_lists_is_somebody_s(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(0, 9, (1 + seed,), generator=generator).tolist()
+    jobs = lists(counts, k_tiles=9 if seed % 2 else 90, pairs=3, programs=1 + seed % 5)
+    assert jobs.starts[0] == 0 and jobs.starts[-1] == 3 * len(counts)
+    assert (jobs.starts[1:] >= jobs.starts[:-1]).all()
+    assert sorted(jobs.work.tolist()) == list(range(3 * len(counts)))
 
 
 @pytest.mark.parametrize("lengths", [(512, 512), (300, 700), (700, 300), (1000, 1000)], ids=str)
@@ -69,14 +114,14 @@ def test_visits_are_those_of_the_tiles_that_a_band_shows(form: Band, lengths: tu
     rows, keys = 192, 128
     # Everything between the bounds.
     states = Band(form.lo, form.hi).tile_states(*lengths, rows, keys, "cpu")[0, 0]
-    assert launch.visits(form, *lengths, rows, keys) == [int(n) for n in (states > 0).sum(-1)]
+    assert schedule.visits(form, *lengths, rows, keys) == [int(n) for n in (states > 0).sum(-1)]
 
 
 # Variants.
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("kind", ["full", "band", "rows", "cols", "bits"])
+@pytest.mark.parametrize("kind", ["full", "band", "window", "rows", "cols", "bits"])
 def test_tiles_fit_the_shared_memory_of_a_core(width: int, kind: str) -> None:
     sizes = sizes_of(width, kind)
     own = 2 if sizes["OWN_OUT"] else 1
@@ -101,7 +146,7 @@ def test_what_a_call_needs_is_compiled_in() -> None:
     assert window.BELOW
     # Keys beyond the last are hidden, but hold nothing.
     ragged = launch.variant_of(work(k_length=700))
-    assert (ragged.MASKED, ragged.CAREFUL, ragged.TURNS) == (True, False, False)
+    assert (ragged.MASKED, ragged.CAREFUL, ragged.TURNS) == (True, False, True)
     assert not launch.variant_of(work(dtype=torch.float16)).FIXED
     assert launch.variant_of(work(BANDS[7])).STEPPED
 

@@ -92,10 +92,10 @@ class HopperBackend:
         found = triton.backend.declare(problem, form, backward, bias)
         if backward:
             return found
-        from .sizes import sizes_of, width_of
+        from .sizes import kind_of, sizes_of, width_of
         from .variant import LINES
 
-        sizes = sizes_of(width_of(problem.head_dim, problem.v_head_dim), form.kind)
+        sizes = sizes_of(width_of(problem.head_dim, problem.v_head_dim), kind_of(form))
         rows, keys = LINES * sizes["GROUPS"], sizes["BN"]
         how = f"fused Hopper kernel, forward in tiles of {rows} x {keys}"
         return replace(found, how=how, rows=rows, keys=keys)

@@ -16,7 +16,7 @@ from .variant import LINES, Variant
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _POINTERS = {"lse": "*fp32", "sink": "*fp32", "slopes": "*fp32", "cap": "fp32"}
 _INTEGERS = (
-    "flags", "work", "amounts", "tiles", "counts", "order", "bounds", "index", "row_table", "key_table",
+    "flags", "work", "starts", "tiles", "counts", "bounds", "index", "row_table", "key_table",
 )  # fmt: skip
 
 

@@ -81,7 +81,8 @@ def produce_all(s, stage, phase, done, AGAIN: gl.constexpr):
     work = load_work(s, 0)
     for i in range(s.items):
         b, h, line, table = place_of(s, work)
-        where, full, count = tiles_of(s, work, line, table)
+        tiles = tiles_of(s, work, line, table)
+        base, whole, masked, count = tiles
         work = load_work(s, i + 1)
         wanted = True
         if AGAIN:
@@ -91,14 +92,14 @@ def produce_all(s, stage, phase, done, AGAIN: gl.constexpr):
             for w in gl.static_range(GROUPS):
                 row = line * (LINES * C.GROUPS) + w * LINES
                 mbarrier.wait(s.q_empty.index(slot + w), parity ^ 1)
-                tell(s, slot + w, b, h, row, table, where, shares_of(s, w, line, where, full, count))
+                tell(s, slot + w, b, h, row, table, tiles, shares_of(s, w, line, tiles))
                 mbarrier.arrive(s.q_full.index(slot + w), count=1)
                 mbarrier.expect(s.q_full.index(slot + w), s.q_desc.block_type.nbytes)
                 copy_in(s.q_desc, [b, h, row, 0], s.q_full.index(slot + w), s.q_smem.index(slot + w))
             done += 1
             hk = h // s.group
             for j in range(count):
-                n0 = tile_at(s, where, j) * C.BN
+                n0 = tile_at(s, base, whole, masked, j) * C.BN
                 mbarrier.wait(s.k_empty.index(stage), phase ^ 1)
                 mbarrier.expect(s.k_full.index(stage), s.k_desc.block_type.nbytes)
                 copy_in(s.k_desc, [b, hk, n0, 0], s.k_full.index(stage), s.k_smem.index(stage))
@@ -206,12 +207,18 @@ def step(
     weights = weights_of(s, scores, base)
     sums = sums + row_sums(weights, C.BN)
     next_stage, next_phase = advance(stage, phase, C.STAGES)
-    # Beside the next keys, this wait brings an edge of a basic block, without which the compiler of the
-    # machine's code moves every exponential behind the wait for `p v`.
-    mbarrier.wait(s.k_full.index(next_stage), next_phase, pred=more)
+    # This wait brings an edge of a basic block, without which the compiler of the machine's code moves every
+    # exponential behind the wait for `p v`. Tiles that these rows do not see may lie between the last one and
+    # this one: then the next keys may come only when the last values are given back.
+    if C.BELOW and MASKED:
+        mbarrier.wait(s.v_full.index(last_stage), last_phase)
+    else:
+        mbarrier.wait(s.k_full.index(next_stage), next_phase, pred=more)
     o = warpgroup_mma_wait(0, [added])
     new = packed(weights, dtype)
     mbarrier.arrive((s.k_empty if C.JOINED else s.v_empty).index(last_stage), count=1)
+    if C.BELOW and MASKED:
+        mbarrier.wait(s.k_full.index(next_stage), next_phase, pred=more)
     if ONLINE:
         o = o * gl.convert_layout(alpha, gl.SliceLayout(1, o_layout))[:, None]
     return new, o, reference, sums, next_stage, next_phase, stage, phase, turn
@@ -228,14 +235,16 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
     dtype: gl.constexpr = s.q_desc.dtype
     slot, parity = slot_of(done, C)
     mbarrier.wait(s.q_full.index(slot + w), parity)
-    b, h, m0, table, where, before, above, whole, below, after = told(s, slot + w)
+    place, tiles, shares = told(s, slot + w)
+    b, h, m0, table = place
+    base, whole, masked = tiles
+    before, from_, to, own, after = shares
     rows = m0 + gl.arange(0, LINES, r_layout)
     edges = edges_of(s, rows, table)
     slope = slope_of(s, b, h, rows)
     o = gl.full([LINES, C.DV], 0.0, gl.float32, o_layout)
     reference = gl.full([LINES], float("-inf"), gl.float32, r_layout)
     sums = row_sums(gl.full([LINES, C.BN], 0.0, gl.float32, s_layout), C.BN)
-    own = above + whole + below
     if C.MASKED:
         stage, phase, turn = skip(w, s, stage, phase, turn, before, TURNS)
     if own > 0:
@@ -259,15 +268,15 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
         scores = warpgroup_mma_wait(0, [scores])
         if not C.JOINED:
             mbarrier.arrive(s.k_empty.index(stage), count=1)
-        n0 = tile_at(s, where, 0) * C.BN
+        n0 = tile_at(s, base, whole, masked, 0) * C.BN
         scores = scored(s, scores, m0, n0, slope, s_layout)
-        if C.MASKED and above > 0:
+        if C.MASKED and whole == 0:
             scores = gl.where(visible(s, m0, n0, table, edges, s_layout), scores, float("-inf"))
         reference = in_base2(s, gl.max(scores, 1))
-        base = reference
+        shift = reference
         if C.MASKED:
-            base = gl.where(reference == float("-inf"), 0.0, reference)
-        weights = weights_of(s, scores, base)
+            shift = gl.where(reference == float("-inf"), 0.0, reference)
+        weights = weights_of(s, scores, shift)
         sums = row_sums(weights, C.BN)
         p = packed(weights, dtype)
         last_stage = stage
@@ -276,26 +285,30 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
         mbarrier.wait(s.k_full.index(stage), phase, pred=own > 1)
         # The first tile is done.
         if C.MASKED:
-            for j in range(1, above):
-                n0 = tile_at(s, where, j) * C.BN
+            for j in range(1, gl.where(whole == 0, own, 0)):
+                n0 = tile_at(s, base, whole, masked, j) * C.BN
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                     w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own,
                     m0, n0, slope, table, edges, True, True, TURNS,
                 )  # fmt: skip
-        for j in range(gl.maximum(above, 1), above + whole):
+        for j in range(1, whole):
             # Where a tile lies is asked by ALiBi alone.
-            n0 = tile_at(s, where, j) * C.BN if C.ALIBI else 0
+            n0 = tile_at(s, base, whole, masked, j) * C.BN if C.ALIBI else 0
             p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                 w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own, m0,
                 n0, slope, table, edges, False, not FIXED, TURNS,
             )  # fmt: skip
-        if C.BELOW:
-            for j in range(gl.maximum(above + whole, 1), own):
-                n0 = tile_at(s, where, j) * C.BN
-                p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
-                    w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own,
-                    m0, n0, slope, table, edges, True, not FIXED, TURNS,
-                )  # fmt: skip
+        if C.MASKED:
+            for j in range(whole, gl.where(whole == 0, 0, own)):
+                if (j < from_) | (j >= to) if C.BELOW else True:
+                    n0 = tile_at(s, base, whole, masked, j) * C.BN
+                    p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
+                        w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
+                        j + 1 < own, m0, n0, slope, table, edges, True, not FIXED, TURNS,
+                    )  # fmt: skip
+                else:
+                    stage, phase, turn = skip(w, s, stage, phase, turn, 1, TURNS)
+                    mbarrier.wait(s.k_full.index(stage), phase, pred=j + 1 < own)
         if C.OWN_OUT and not C.HELD:
             mbarrier.arrive(s.q_empty.index(slot + w), count=1)
         mbarrier.wait(s.v_full.index(last_stage), last_phase)
@@ -368,20 +381,20 @@ def finish(w: gl.constexpr, s, slot, b, h, m0, o, reference, total, broken, FIXE
 
 @gluon.jit(
     do_not_specialize=[
-        "longest", "heads", "group", "q_length", "k_length", "lines", "lo", "hi", "step",
+        "heads", "group", "q_length", "k_length", "lines", "lo", "hi", "step",
         "capacity", "table_b", "table_h", "slope_b", "slope_h", "q_step", "k_step", "base",
         "batch_origin",
     ]
 )  # fmt: skip
 def forward_kernel(
-    q_desc, k_desc, v_desc, o_desc, lse, flags, work, amounts, longest, heads, group, q_length, k_length,
-    lines, lo, hi, step, tiles, counts, order, capacity, table_b, table_h, bounds, index, sink,
+    q_desc, k_desc, v_desc, o_desc, lse, flags, work, starts, heads, group, q_length, k_length,
+    lines, lo, hi, step, tiles, counts, capacity, table_b, table_h, bounds, index, sink,
     slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table, key_table, batch_origin, scale,
     C: gl.constexpr,
 ):  # fmt: skip
     """Shapes: q `[B, Hq, Lq, D]`, k `[B, Hk, Lk, D]`, v `[B, Hk, Lk, DV]`, out like q with DV, lse `[B, Hq,
-    Lq]` in the memory order B, Lq, Hq; `work [programs, longest]` with `amounts [programs]` are the places of
-    each program.
+    Lq]` in the memory order B, Lq, Hq; the places of program n are `work[starts[n] :
+    starts[n + 1]]`.
     """
     dtype: gl.constexpr = q_desc.dtype
     program = gl.program_id(0)
@@ -403,7 +416,9 @@ def forward_kernel(
     v_empty = gl.allocate_shared_memory(gl.int64, [C.STAGES, 1], barrier)
     ended = gl.allocate_shared_memory(gl.int64, [1, 1], barrier)
     decided = gl.allocate_shared_memory(gl.int64, [1, 1], barrier)
-    words = gl.allocate_shared_memory(gl.int32, [WORDS * Q_TILES + 1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    words = gl.allocate_shared_memory(
+        gl.int32, [WORDS * Q_TILES + 1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])
+    )
     verdict = gl.allocate_shared_memory(gl.int32, [C.GROUPS, LINES], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     GROUPS: gl.constexpr = C.GROUPS
     STAGES: gl.constexpr = C.STAGES
@@ -421,12 +436,13 @@ def forward_kernel(
     mbarrier.init(ended.index(0), count=C.GROUPS)
     mbarrier.init(decided.index(0), count=1)
     fence_async_shared()
+    first = gl.load(starts + program)
     s = Shared(
         q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full, k_empty,
-        v_full, v_empty, turn, ended, decided, words, verdict, lse, flags, work + program * longest,
-        gl.load(amounts + program), tiles, counts, order, bounds, index, sink, slopes, slope_b, slope_h, cap,
-        q_step, k_step, base, row_table, key_table, batch_origin, heads, group, q_length, k_length, lines, lo,
-        hi, step, capacity, table_b, table_h, scale, C,
+        v_full, v_empty, turn, ended, decided, words, verdict, lse, flags, work + first, gl.load(starts +
+        program + 1) - first, tiles, counts, bounds, index, sink, slopes, slope_b, slope_h, cap, q_step,
+        k_step, base, row_table, key_table, batch_origin, heads, group, q_length, k_length, lines, lo, hi,
+        step, capacity, table_b, table_h, scale, C,
     )  # fmt: skip
     if C.GROUPS == 2:
         gl.warp_specialize(

@@ -43,7 +43,6 @@ class Shared:
     items: gl.tensor
     tiles: gl.tensor
     counts: gl.tensor
-    order: gl.tensor
     bounds: gl.tensor
     index: gl.tensor
     sink: gl.tensor
@@ -75,7 +74,7 @@ class Shared:
     def __init__(
         self, q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full,
         k_empty, v_full, v_empty, turn, ended, decided, words, verdict, lse, flags, work, items, tiles,
-        counts, order, bounds, index, sink, slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table,
+        counts, bounds, index, sink, slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table,
         key_table, batch_origin, heads, group, q_length, k_length, lines, lo, hi, step, capacity, table_b,
         table_h, scale, C,
     ):  # fmt: skip
@@ -104,7 +103,6 @@ class Shared:
         self.items = items
         self.tiles = tiles
         self.counts = counts
-        self.order = order
         self.bounds = bounds
         self.index = index
         self.sink = sink
@@ -158,19 +156,17 @@ def slot_of(done, C: gl.constexpr):
 
 @gluon.jit
 def load_work(s, i):
-    """The program's i-th piece of work: its place `pair * lines + line`, and of lists its line and how many
-    of the line's tiles are full and partial. Loaded one piece ahead, since each load waits for another.
+    """The program's i-th piece of work: its place `pair * lines + line`, and of lists how many of the line's
+    tiles are full and partial. Loaded one piece ahead, since the one load waits for the other.
     """
     C: gl.constexpr = s.C
-    BM: gl.constexpr = LINES * C.GROUPS
     place = gl.load(s.work + gl.maximum(gl.minimum(i, s.items - 1), 0))
     if C.MASK == BAND:
-        return place, place, place, place
+        return place, place, place
     else:
         table = table_of(s, place // s.lines)
-        line = gl.load(s.order + table.to(gl.int64) * s.lines + place % s.lines)
-        at = s.counts + (table * ((s.q_length + BM - 1) // BM) + line).to(gl.int64) * 2
-        return place, line, gl.load(at), gl.load(at + 1)
+        at = s.counts + (table * s.lines + place % s.lines).to(gl.int64) * 2
+        return place, gl.load(at), gl.load(at + 1)
 
 
 @gluon.jit
@@ -182,12 +178,8 @@ def table_of(s, pair):
 @gluon.jit
 def place_of(s, work):
     """Batch element, head, line of tiles and table of a piece of work."""
-    C: gl.constexpr = s.C
     pair = work[0] // s.lines
-    line = work[1]
-    if C.MASK == BAND:
-        line = work[0] % s.lines
-    return pair // s.heads, pair % s.heads, line, table_of(s, pair)
+    return pair // s.heads, pair % s.heads, work[0] % s.lines, table_of(s, pair)
 
 
 @gluon.jit
@@ -203,66 +195,72 @@ def keys_of(s, first, last):
 
 @gluon.jit
 def tiles_of(s, work, line, table):
-    """How the tiles of keys of a line of tiles are found: for a band from the last one down, `(last, 0, how
-    many)`; for lists, whose full tiles come first, `(where, how many are full, how many in all)`.
+    """Which tiles of keys a line of tiles visits: `(base, whole, masked, count)`, `count` in all. The first
+    `whole` are visible to all rows: without a mask, and each row has something to take its reference from.
+    The next `masked` need the mask; so do those that are left, on the other side of a band. See `tile_at`.
     """
     C: gl.constexpr = s.C
     BM: gl.constexpr = LINES * C.GROUPS
-    if C.MASK == BAND:
-        begin, stop = keys_of(s, line * BM, gl.minimum(line * BM + BM, s.q_length) - 1)
-        return stop - 1, 0, stop - begin
+    if C.MASK != BAND:
+        return table * s.lines + line, work[1], work[2], work[1] + work[2]
     else:
-        return table * ((s.q_length + BM - 1) // BM) + line, work[2], work[2] + work[3]
+        first = line * BM
+        last = gl.minimum(first + BM, s.q_length) - 1
+        begin, stop = keys_of(s, first, last)
+        whole_begin, whole_stop = begin, stop
+        if C.MASKED:
+            away = s.k_length - s.q_length
+            edge = gl.minimum(gl.maximum(first + away + s.hi + 1, 0), s.k_length)
+            whole_stop = edge // C.BN
+            if C.STEPPED:
+                whole_stop = begin
+            whole_begin = (gl.maximum(last + away + s.lo, 0) + C.BN - 1) // C.BN
+            whole_begin = gl.minimum(gl.maximum(whole_begin, begin), stop)
+            whole_stop = gl.maximum(gl.minimum(whole_stop, stop), whole_begin)
+            none = whole_begin == whole_stop
+            whole_begin = gl.where(none, begin, whole_begin)
+            whole_stop = gl.where(none, begin, whole_stop)
+        return whole_stop, whole_stop - whole_begin, stop - whole_stop, stop - begin
 
 
 @gluon.jit
-def tile_at(s, where, j):
-    """The j-th tile of keys that a line visits."""
-    C: gl.constexpr = s.C
-    if C.MASK == BAND:
-        return where - j
-    else:
-        return gl.load(s.tiles + where.to(gl.int64) * s.capacity + j)
-
-
-@gluon.jit
-def shares_of(s, w: gl.constexpr, line, where, full, count):
-    """How the tiles that a line visits fall to these rows: `(skipped, above, whole, below, skipped)` in the
-    order of visits, where all of `above` and `below` need the mask. Rows may see nothing of the tiles of
-    `above`; in the first of `whole` they see something.
+def tile_at(s, base, whole, masked, j):
+    """The j-th tile of keys that a line visits; `base, whole, masked` of `tiles_of`. Of a band: whole ones
+    from `base` down, those over its upper edge from `base` up, those over its lower edge down.
     """
     C: gl.constexpr = s.C
-    if C.MASK != BAND:
-        above = gl.where(full > 0, 0, count)
-        return 0, above, full, count - full - above, 0
-    elif not C.MASKED:
-        return 0, 0, count, 0, 0
+    if C.MASK == BAND:
+        return base + gl.where(j < whole, -1 - j, gl.where(j < whole + masked, j - whole, masked - 1 - j))
+    else:
+        return gl.load(s.tiles + base.to(gl.int64) * s.capacity + j)
+
+
+@gluon.jit
+def shares_of(s, w: gl.constexpr, line, tiles):
+    """What of a line's tiles is for the rows of a warp group: `(before, from, to, own, after)`. They skip
+    `before` tiles, then `own` are theirs but for those `from` one place `to` another, then they skip the
+    rest.
+    """
+    C: gl.constexpr = s.C
+    base, whole, masked, count = tiles
+    if C.MASK != BAND or not C.MASKED:
+        return 0, count, count, count, 0
     else:
         first = line * (LINES * C.GROUPS) + w * LINES
-        last = first + LINES - 1
-        away = s.k_length - s.q_length
-        begin = where + 1 - count
-        stop = where + 1
-        own_begin, own_stop = keys_of(s, first, last)
+        begin = base - whole - (count - whole - masked)
+        stop = base + masked
+        own_begin, own_stop = keys_of(s, first, first + LINES - 1)
         own_begin = gl.minimum(gl.maximum(own_begin, begin), stop)
         own_stop = gl.maximum(gl.minimum(own_stop, stop), own_begin)
-        edge = gl.minimum(gl.maximum(first + away + s.hi + 1, 0), s.k_length)
-        full_stop = edge // C.BN
-        full_begin = (gl.maximum(last + away + s.lo, 0) + C.BN - 1) // C.BN
-        if C.STEPPED:
-            full_stop = own_begin
-        full_begin = gl.minimum(gl.maximum(full_begin, own_begin), own_stop)
-        full_stop = gl.maximum(gl.minimum(full_stop, own_stop), full_begin)
-        none = full_begin >= full_stop
-        full_begin = gl.where(none, own_begin, full_begin)
-        full_stop = gl.where(none, own_begin, full_stop)
-        above = own_stop - full_stop
-        whole = full_stop - full_begin
-        # The first row may see nothing of the partial tiles; then its reference is in the next one.
-        more = (above > 0) & (whole > 0) & (edge <= full_stop * C.BN)
-        above += gl.where(more, 1, 0)
-        whole -= gl.where(more, 1, 0)
-        return stop - own_stop, above, whole, full_begin - own_begin, own_begin - begin
+        # Where no tile is whole, all of them lie in a row.
+        before = gl.where(whole > 0, 0, own_begin - begin)
+        above = whole + gl.maximum(own_stop - base, 0)
+        below = gl.maximum(base - whole - own_begin, 0)
+        from_ = gl.where(whole > 0, above, own_stop - own_begin)
+        to = gl.where(whole > 0, whole + masked, from_)
+        own = gl.where((whole > 0) & (below > 0), to + below, from_)
+        own = gl.where(first < s.q_length, own, 0)
+        return before, from_, to, own, count - before - own
 
 
 # What the producer tells the consumers.
@@ -285,30 +283,40 @@ def read(s, at, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def tell(s, place, b, h, row, table, where, shares):
+def tell(s, place, b, h, row, table, tiles, shares):
     """Which rows come next for a warp group, and which tiles of keys: what `told` returns there."""
     at = place * WORDS
-    before, above, whole, below, after = shares
+    base, whole, masked, _ = tiles
+    before, from_, to, own, after = shares
     write(s, at, b)
     write(s, at + 1, h)
     write(s, at + 2, row)
     write(s, at + 3, table)
-    write(s, at + 4, where - before)
-    write(s, at + 5, before)
-    write(s, at + 6, above)
-    write(s, at + 7, whole)
-    write(s, at + 8, below)
-    write(s, at + 9, after)
+    write(s, at + 4, base + before)
+    write(s, at + 5, whole)
+    write(s, at + 6, masked)
+    write(s, at + 7, before)
+    write(s, at + 8, from_)
+    write(s, at + 9, to)
+    write(s, at + 10, own)
+    write(s, at + 11, after)
 
 
 @gluon.jit
 def told(s, place):
-    """`(batch element, head, first row, table, where the tiles of these rows are, and their shares)`."""
+    """`(batch element, head, first row, table)`, `(base, whole, masked)` of the tiles, and their shares."""
     at = place * WORDS
     return (
-        read(s, at, 4), read(s, at + 1, 4), read(s, at + 2, 4), read(s, at + 3, 4), read(s, at + 4, 4),
-        read(s, at + 5, 4), read(s, at + 6, 4), read(s, at + 7, 4), read(s, at + 8, 4), read(s, at + 9, 4),
-    )  # fmt: skip
+        (read(s, at, 4), read(s, at + 1, 4), read(s, at + 2, 4), read(s, at + 3, 4)),
+        (read(s, at + 4, 4), read(s, at + 5, 4), read(s, at + 6, 4)),
+        (
+            read(s, at + 7, 4),
+            read(s, at + 8, 4),
+            read(s, at + 9, 4),
+            read(s, at + 10, 4),
+            read(s, at + 11, 4),
+        ),
+    )
 
 
 # The second pass over the list: of lines with rows that have outgrown their reference.
@@ -345,7 +353,7 @@ def how_many_again(s):
     """Of the program's pieces of work, those with such lines."""
     count = gl.to_tensor(0)
     for i in range(s.items):
-        b, h, line, table = place_of(s, load_work(s, i))
+        b, h, line, _ = place_of(s, load_work(s, i))
         if is_broken(s, b, h, line):
             count += 1
     return count

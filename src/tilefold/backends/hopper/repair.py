@@ -19,6 +19,7 @@ from tilefold.backends.triton.arguments import (
     in_units,
     of_mask,
     of_scores,
+    place_in_chain,
     rows_of,
     span_of,
     traits,
@@ -26,15 +27,16 @@ from tilefold.backends.triton.arguments import (
 from tilefold.backends.triton.forward import forward_again
 from tilefold.backends.triton.kernel import Kernel, Launch
 from tilefold.backends.triton.lists import lists_of
-from tilefold.backends.triton.tile import item, place
+from tilefold.backends.triton.tile import begin_chained, item, place
 from tilefold.backends.triton.variant import Variant
 from tilefold.masks.band import Band
 from tilefold.planning.backend import Work
 
 from .variant import LINES
 
-#: Rows and keys of the tiles whose lists the repair reads.
-_ROWS, _KEYS = 128, 64
+#: Rows of a program, so many that all programs look at their flags at once, and keys of the tiles whose lists
+#: it reads. It computes its rows again in small pieces.
+_ROWS, _KEYS = 512, 64
 _LINES = tl.constexpr(LINES)
 
 
@@ -60,6 +62,7 @@ def repair_kernel(
     """
     AGAIN: tl.constexpr = C.AGAIN
     OWN: tl.constexpr = C.BM // _LINES
+    begin_chained(C)
     line, pair = place(tl.program_id(0), lines, pairs, span, reverse, heads, C)
     table = pair // heads * table_b + pair % heads * table_h
     line, _, _ = item(order, table, lines, line, C)
@@ -91,7 +94,8 @@ def _make(work: Work, _: str, __: Any) -> _Made:
         lists = lists_of(form, p.q_length, p.k_length, _ROWS, _KEYS, by_key=False)
     out_unit = 8 if p.v_head_dim % 8 == 0 else 1
     whole = p.q_length % _ROWS == 0 and p.k_length % _KEYS == 0
-    C = Variant(BM=_ROWS, BN=_KEYS, STAGES=1, EVEN=whole, OUT_UNIT=out_unit, **traits(work))
+    chain = place_in_chain(work.q.device, False)
+    C = Variant(BM=_ROWS, BN=_KEYS, STAGES=1, EVEN=whole, OUT_UNIT=out_unit, CHAIN=chain, **traits(work))
     lines, pairs = -(-p.q_length // _ROWS), p.batch * p.q_heads
     shape = [p.q_heads, max(p.group, 1), pairs, p.q_length, p.k_length, lines, span_of(work), 0]
     return _Made(Launch(repair_kernel, C, 4), lines * pairs, shape, of_mask(form, lists))

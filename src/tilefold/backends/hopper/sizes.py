@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilefold.masks.band import Band
+
 #: Widths of tiles, for heads up to as wide.
 WIDTHS = (64, 128, 256)
 
+_SHORT = {"BN": 64, "STAGES": 4, "GROUPS": 2, "REGISTERS": 240, "OWN_OUT": True, "HELD": True}
 #: By width, and by width and kind where that is special; see `variant.Variant`.
 _SIZES: dict[str, dict[str, Any]] = {
     "64": {"BN": 128, "STAGES": 3, "GROUPS": 3, "REGISTERS": 160, "OWN_OUT": True, "JOINED": True},
-    "64/full": {"BN": 128, "STAGES": 3, "GROUPS": 3, "REGISTERS": 160, "OWN_OUT": True, "JOINED": True},
     "128": {"BN": 128, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "OWN_OUT": True, "HELD": True},
     "128/full": {
         "BN": 128, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "OWN_OUT": True, "HELD": True, "TURNS": True,
     },
+    "128/window": _SHORT,
+    "128/rows": _SHORT,
+    "128/cols": _SHORT,
+    "128/bits": _SHORT,
     "256": {"BN": 64, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "OWN_OUT": False},
 }  # fmt: skip
 
@@ -24,6 +30,13 @@ def width_of(head_dim: int, v_head_dim: int) -> int:
     return next(width for width in WIDTHS if max(head_dim, v_head_dim) <= width)
 
 
+def kind_of(form: Any) -> str:
+    """Of a lowered mask: "full", "band" without a lower bound, "window" with one, "rows", "cols" or "bits"."""
+    if not isinstance(form, Band):
+        return form.kind
+    return "full" if form.is_full else "band" if form.lo is None else "window"
+
+
 def sizes_of(width: int, kind: str) -> dict[str, Any]:
-    """What the table says; `kind` is "full" where no tile needs a mask, else that of the lowered mask."""
+    """What the table says; `kind` of `kind_of`."""
     return _SIZES.get(f"{width}/{kind}", _SIZES[str(width)])

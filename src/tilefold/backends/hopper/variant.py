@@ -26,8 +26,7 @@ class Variant:
         INTERVALS: per line of the table of ROWS or COLS.
         CAREFUL: tiles may mix what a row sees with what it does not see: 64 rows with a result that is not
             finite leave a flag.
-        STEPPED: the band shows every `step`-th key only. BELOW: tiles that need the mask may come after those
-            that do not, as with a band that has a lower bound.
+        STEPPED: the band shows every `step`-th key only. BELOW: it has a lower bound.
         FIXED: the reference of the softmax is that of the first tiles.
         PLAIN: the score is nothing but a positive scale times the product. SOFTCAP, ALIBI: options in use.
         TABLES: positions come from two tables. SLOPE_ROWS: each row has a slope of its own (packed
