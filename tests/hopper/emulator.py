@@ -340,10 +340,12 @@ def _modules() -> types.ModuleType:
         fence_async_shared=lambda: None, tma=types.SimpleNamespace(tensor_descriptor=object),
         gluon=types.SimpleNamespace(jit=_jit, constexpr_function=_jit),
     )  # fmt: skip
-    pairs = types.ModuleType(f"{names}.pairs")
-    vars(pairs).update(packed=lambda x, dtype: values(x.to(dtype)), unpacked=lambda x, dtype, layout: x)
-    vars(root).update(dialect=dialect, variant=variant, pairs=pairs)
-    for name in ("dialect", "variant", "pairs"):
+    machine = types.ModuleType(f"{names}.machine")
+    vars(machine).update(
+        packed=lambda x, dtype: values(x.to(dtype)), unpacked=lambda x, dtype, layout: x, log2=Language.log2
+    )
+    vars(root).update(dialect=dialect, variant=variant, machine=machine)
+    for name in ("dialect", "variant", "machine"):
         sys.modules[f"{names}.{name}"] = getattr(root, name)
     folder = Path(str(package.__file__)).parent
     for name in ("program", "mask", "score", "forward"):

@@ -28,8 +28,8 @@ from .dialect import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from .machine import log2, packed, unpacked
 from .mask import edges_of, visible
-from .pairs import packed, unpacked
 from .program import (
     LINES,
     WORDS,
@@ -40,7 +40,6 @@ from .program import (
     is_broken,
     load_work,
     place_of,
-    q_slots,
     read,
     shares_of,
     slot_of,
@@ -68,7 +67,7 @@ def producer(s):
         count = zero
         if any_broken(s):
             count = how_many_again(s)
-        write(s, C.GROUPS * q_slots(C) * WORDS, count)
+        write(s, C.GROUPS * C.SLOTS * WORDS, count)
         mbarrier.arrive(s.decided.index(0), count=1)
         if count > 0:
             produce_all(s, stage, phase, done, True)
@@ -125,7 +124,7 @@ def consumer(w: gl.constexpr, s):
         s.verdict.index(w).store(broken)
         mbarrier.arrive(s.ended.index(0), count=1)
         mbarrier.wait(s.decided.index(0), 0)
-        for i in range(read(s, C.GROUPS * q_slots(C) * WORDS, 4)):
+        for i in range(read(s, C.GROUPS * C.SLOTS * WORDS, 4)):
             stage, phase, turn, broken = attend(w, s, s.items + i, stage, phase, turn, broken, False, False)
     copy_out_wait(0)
 
@@ -169,9 +168,11 @@ def row_sums(p, BN: gl.constexpr):
 @gluon.jit
 def step(
     w: gl.constexpr, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, more, m0, n0,
-    slope, table, edges, MASKED: gl.constexpr, ONLINE: gl.constexpr, TURNS: gl.constexpr,
+    slope, table, edges, hides, MASKED: gl.constexpr, ONLINE: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
-    """`q k^T` of one tile of keys, `p v` of the one before, and the softmax of this one."""
+    """`q k^T` of one tile of keys, `p v` of the one before, and the softmax of this one, under the mask where
+    it `hides` something.
+    """
     C: gl.constexpr = s.C
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.BN, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.DV, 16])
@@ -193,7 +194,7 @@ def step(
     if not C.JOINED:
         mbarrier.arrive(s.k_empty.index(stage), count=1)
     scores = scored(s, scores, m0, n0, slope, s_layout)
-    if MASKED:
+    if MASKED and hides:
         scores = gl.where(visible(s, m0, n0, table, edges, s_layout), scores, float("-inf"))
     if ONLINE:
         found = gl.maximum(reference, in_base2(s, gl.max(scores, 1)))
@@ -289,22 +290,23 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
                 n0 = tile_at(s, base, whole, masked, j) * C.BN
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                     w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own,
-                    m0, n0, slope, table, edges, True, True, TURNS,
+                    m0, n0, slope, table, edges, True, True, True, TURNS,
                 )  # fmt: skip
-        for j in range(1, whole):
-            # Where a tile lies is asked by ALiBi alone.
-            n0 = tile_at(s, base, whole, masked, j) * C.BN if C.ALIBI else 0
+        ONE_LOOP: gl.constexpr = C.MASKED and not C.BELOW
+        for j in range(1, gl.where(whole == 0, 0, own) if ONE_LOOP else whole):
+            # Where a tile lies is asked by masks and by ALiBi alone.
+            n0 = tile_at(s, base, whole, masked, j) * C.BN if C.ALIBI or ONE_LOOP else 0
             p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                 w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own, m0,
-                n0, slope, table, edges, False, not FIXED, TURNS,
+                n0, slope, table, edges, j >= whole, ONE_LOOP, not FIXED, TURNS,
             )  # fmt: skip
-        if C.MASKED:
+        if C.BELOW:
             for j in range(whole, gl.where(whole == 0, 0, own)):
-                if (j < from_) | (j >= to) if C.BELOW else True:
+                if (j < from_) | (j >= to):
                     n0 = tile_at(s, base, whole, masked, j) * C.BN
                     p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                         w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
-                        j + 1 < own, m0, n0, slope, table, edges, True, not FIXED, TURNS,
+                        j + 1 < own, m0, n0, slope, table, edges, True, True, not FIXED, TURNS,
                     )  # fmt: skip
                 else:
                     stage, phase, turn = skip(w, s, stage, phase, turn, 1, TURNS)
@@ -347,7 +349,7 @@ def finish(w: gl.constexpr, s, slot, b, h, m0, o, reference, total, broken, FIXE
         reference = top
     alive = total != 0.0
     divisor = gl.where(alive, total, 1.0)
-    lse = gl.where(alive, (reference + gl.log2(divisor)) * LN2, float("-inf"))
+    lse = gl.where(alive, (reference + log2(divisor)) * LN2, float("-inf"))
     if C.SINK:
         # Rows that see nothing have the sink itself, not rounded on the way through base 2.
         lse = gl.where(lonely, own_sink, lse)
@@ -361,7 +363,10 @@ def finish(w: gl.constexpr, s, slot, b, h, m0, o, reference, total, broken, FIXE
         broken = broken | gl.where(lost & inside, 1, 0)
     if C.CAREFUL:
         granules = (s.q_length + LINES - 1) // LINES
-        found = gl.max(gl.where(spoiled & inside, 1, 0), 0)
+        # With a fixed reference, rows that are spoiled come again.
+        found = 0
+        if not FIXED:
+            found = gl.max(gl.where(spoiled & inside, 1, 0), 0)
         gl.store(s.flags + (b * s.heads + h) * granules + m0 // LINES, found, mask=m0 < s.q_length)
     if C.OWN_OUT:
         copy_out_wait(0)
@@ -398,7 +403,7 @@ def forward_kernel(
     """
     dtype: gl.constexpr = q_desc.dtype
     program = gl.program_id(0)
-    Q_TILES: gl.constexpr = C.GROUPS * q_slots(C)
+    Q_TILES: gl.constexpr = C.GROUPS * C.SLOTS
     q_smem = gl.allocate_shared_memory(dtype, [Q_TILES, 1, 1, LINES, C.D], q_desc.layout)
     if C.OWN_OUT:
         o_smem = gl.allocate_shared_memory(dtype, [C.GROUPS, 1, 1, LINES, C.DV], o_desc.layout)

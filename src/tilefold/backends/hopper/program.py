@@ -139,19 +139,10 @@ def advance(stage, phase, STAGES: gl.constexpr):
     return gl.where(wrap, 0, stage), gl.where(wrap, phase ^ 1, phase)
 
 
-@gluon.constexpr_function
-def q_slots(C):
-    """How many q of a warp group shared memory holds: where they stay there until the last product, the next
-    ones need a place of their own.
-    """
-    return 2 if C.OWN_OUT and not C.HELD else 1
-
-
 @gluon.jit
 def slot_of(done, C: gl.constexpr):
     """Where q of the piece of work after `done` others lie, and the parity of their barriers."""
-    SLOTS: gl.constexpr = q_slots(C)
-    return done % SLOTS * C.GROUPS, done // SLOTS & 1
+    return done % C.SLOTS * C.GROUPS, done // C.SLOTS & 1
 
 
 @gluon.jit

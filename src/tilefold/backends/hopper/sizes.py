@@ -9,13 +9,13 @@ from tilefold.masks.band import Band
 #: Widths of tiles, for heads up to as wide.
 WIDTHS = (64, 128, 256)
 
-_SHORT = {"BN": 64, "STAGES": 4, "GROUPS": 2, "REGISTERS": 240, "OWN_OUT": True, "HELD": True}
+_SHORT = {"BN": 64, "STAGES": 4, "GROUPS": 2, "REGISTERS": 240, "HELD": True}
 #: By width, and by width and kind where that is special; see `variant.Variant`.
 _SIZES: dict[str, dict[str, Any]] = {
-    "64": {"BN": 128, "STAGES": 3, "GROUPS": 3, "REGISTERS": 160, "OWN_OUT": True, "JOINED": True},
-    "128": {"BN": 128, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "OWN_OUT": True, "HELD": True},
+    "64": {"BN": 128, "STAGES": 3, "GROUPS": 3, "REGISTERS": 160, "SLOTS": 2, "JOINED": True},
+    "128": {"BN": 128, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "HELD": True},
     "128/full": {
-        "BN": 128, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "OWN_OUT": True, "HELD": True, "TURNS": True,
+        "BN": 128, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "HELD": True, "TURNS": True,
     },
     "128/window": _SHORT,
     "128/rows": _SHORT,
@@ -31,7 +31,7 @@ def width_of(head_dim: int, v_head_dim: int) -> int:
 
 
 def kind_of(form: Any) -> str:
-    """Of a lowered mask: "full", "band" without a lower bound, "window" with one, "rows", "cols" or "bits"."""
+    """Of a lowered mask: "full", "band", "window" (a band with a lower bound), "rows", "cols" or "bits"."""
     if not isinstance(form, Band):
         return form.kind
     return "full" if form.is_full else "band" if form.lo is None else "window"

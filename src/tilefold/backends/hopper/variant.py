@@ -33,6 +33,8 @@ class Variant:
             documents).
         SINK: each head has a sink.
         OWN_OUT: `out` has shared memory of its own beside q.
+        SLOTS: how many q of a warp group shared memory holds: with two, the next ones may come while these
+            are in use.
         HELD: q is held in registers, so that its shared memory is free for the next one at once.
         TURNS: the consumers take turns at the matrix units, one for each tile that their line visits.
         JOINED: one barrier says that a tile of keys and its values are free.
@@ -58,6 +60,7 @@ class Variant:
     SLOPE_ROWS: bool = False
     SINK: bool = False
     OWN_OUT: bool = True
+    SLOTS: int = 1
     HELD: bool = False
     TURNS: bool = False
     JOINED: bool = False

@@ -1,7 +1,7 @@
-"""Weights as 32-bit registers hold them, two of 16 bits in each.
+"""What is said in the machine's own instructions, or in its registers.
 
 A loop that carries 16-bit numbers keeps them one by one: the compiler of the machine's code then joins them
-anew in every round, in registers of their own. Carried in pairs, they are what a product reads.
+anew in every round, in registers of their own. So weights cross a loop in pairs, as a product reads them.
 """
 
 # The functions of Gluon are not Python: its types of values are known to its compiler only.
@@ -31,3 +31,11 @@ def unpacked(pairs, dtype: gl.constexpr, LAYOUT: gl.constexpr):
     high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
     weights = gl.join(low, high).reshape([pairs.shape[0], 2 * pairs.shape[1]])
     return gl.convert_layout(weights, LAYOUT)
+
+
+@gluon.jit
+def log2(x):
+    """By the machine's own approximation, within 2^-22."""
+    return gl.inline_asm_elementwise(
+        "lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
