@@ -305,6 +305,8 @@ class Language:
     maximum = staticmethod(_pair(torch.maximum, builtins.max))
     exp2 = staticmethod(lambda x: values(torch.exp2(x)))
     log2 = staticmethod(lambda x: values(torch.log2(x)))
+    permute = staticmethod(lambda x, order: values(x.permute(order)))
+    split = staticmethod(lambda x: (values(x[..., 0]), values(x[..., 1])))
     abs = staticmethod(lambda x: values(x.abs()))
     fma = staticmethod(lambda a, b, c: values(a * b + c))
     arange = staticmethod(lambda start, end, layout=None: values(torch.arange(start, end)))
@@ -367,8 +369,7 @@ def modules() -> types.ModuleType:
 def run(C: Variant, programs: int, mapped: Sequence[Tensor], arguments: Sequence[Any]) -> None:
     """What `launch` does on a GPU; arguments as there."""
     kernel = modules().forward_kernel
-    blocks = ((1, 1, 64, C.D), (1, 1, C.BN, C.D), (1, 1, C.BN, C.DV), (1, 1, 64, C.DV))
-    maps = [Descriptor(x.detach(), block) for x, block in zip(mapped, blocks, strict=True)]
+    maps = [Descriptor(x.detach(), block) for x, block in zip(mapped, variant.blocks_of(C), strict=True)]
 
     def argument(x: Any) -> Any:
         if isinstance(x, Tensor):

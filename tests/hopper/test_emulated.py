@@ -253,6 +253,10 @@ def test_lists_of_work_made_on_the_device_cover_everything(
         {"TURNS": True},
         {"TURNS": True, "GROUPS": 3, "HELD": True},
         {"BN": 64, "STAGES": 3, "OWN_OUT": False},
+        {"EARLY": True, "TURNS": False},
+        {"EARLY": True, "TURNS": False, "BN": 64, "STAGES": 4},
+        {"HALVES": True, "OWN_OUT": True},
+        {"SLOTS": 2, "HELD": False, "OWN_OUT": True},
     ],
     ids=str,
 )

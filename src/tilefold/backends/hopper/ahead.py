@@ -11,7 +11,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from .dialect import shared_layout
 from .forward import forward_kernel
-from .variant import LINES, Variant
+from .variant import Variant, blocks_of
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _POINTERS = {"lse": "*fp32", "sink": "*fp32", "slopes": "*fp32", "cap": "fp32"}
@@ -24,12 +24,12 @@ def compiled(variant: Variant, dtype: torch.dtype, warps: int = 4) -> Any:
     """The kernel compiled for q, k and v of `dtype`, bfloat16 or float16."""
     C = variant
 
-    def described(*block: int) -> str:
-        return f"tensordesc<{_NAMES[dtype]}{[1, 1, *block]},{shared_layout((1, 1, *block), dtype)!r}>"
+    def described(block: tuple[int, ...]) -> str:
+        return f"tensordesc<{_NAMES[dtype]}{list(block)},{shared_layout(block, dtype)!r}>"
 
+    maps = zip(("q_desc", "k_desc", "v_desc", "o_desc"), map(described, blocks_of(C)), strict=True)
     known = {
-        "q_desc": described(LINES, C.D), "k_desc": described(C.BN, C.D), "v_desc": described(C.BN, C.DV),
-        "o_desc": described(LINES, C.DV), **_POINTERS, **dict.fromkeys(_INTEGERS, "*i32"), "scale": "fp32",
+        **dict(maps), **_POINTERS, **dict.fromkeys(_INTEGERS, "*i32"), "scale": "fp32",
         "C": "constexpr",
     }  # fmt: skip
     names = [parameter.name for parameter in forward_kernel.params]

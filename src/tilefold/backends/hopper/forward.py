@@ -166,31 +166,44 @@ def row_sums(p, BN: gl.constexpr):
 
 
 @gluon.jit
+def product(w: gl.constexpr, s, q, stage, turn, TURNS: gl.constexpr):
+    """Send `q k^T`."""
+    C: gl.constexpr = s.C
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.BN, 16])
+    if TURNS:
+        await_turn(w, s, turn)
+    zeros = gl.full([64, C.BN], 0.0, gl.float32, s_layout)
+    k = s.k_smem.index(stage).reshape([C.BN, C.D])
+    return warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
 def step(
-    w: gl.constexpr, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, more, m0, n0,
-    slope, table, edges, hides, MASKED: gl.constexpr, ONLINE: gl.constexpr, TURNS: gl.constexpr,
+    w: gl.constexpr, s, q, ready, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, more, m0,
+    n0, slope, table, edges, hides, READY: gl.constexpr, MASKED: gl.constexpr, ONLINE: gl.constexpr,
+    TURNS: gl.constexpr,
 ):  # fmt: skip
-    """`q k^T` of one tile of keys, `p v` of the one before, and the softmax of this one, under the mask where
-    it `hides` something.
+    """`q k^T` of one tile of keys unless it is `ready`, `p v` of the one before, and the softmax of this one,
+    under the mask where it `hides` something.
     """
     C: gl.constexpr = s.C
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.BN, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.DV, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     dtype: gl.constexpr = s.q_desc.dtype
-    if TURNS:
-        await_turn(w, s, turn)
-        turn += 1
     # Nothing may prepare what a product reads once the one before it is on its way.
     last = unpacked(p, dtype, p_layout)
-    zeros = gl.full([64, C.BN], 0.0, gl.float32, s_layout)
-    k = s.k_smem.index(stage).reshape([C.BN, C.D])
-    scores = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    if not READY:
+        sent = product(w, s, q, stage, turn, TURNS)
     mbarrier.wait(s.v_full.index(last_stage), last_phase)
     added = warpgroup_mma(last, s.v_smem.index(last_stage).reshape([C.BN, C.DV]), o, is_async=True)
     if TURNS:
         pass_turn(w, s)
-    scores = warpgroup_mma_wait(1, [scores])
+        turn += 1
+    if READY:
+        scores = ready
+    else:
+        scores = warpgroup_mma_wait(1, [sent])
     if not C.JOINED:
         mbarrier.arrive(s.k_empty.index(stage), count=1)
     scores = scored(s, scores, m0, n0, slope, s_layout)
@@ -234,6 +247,7 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     r_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     dtype: gl.constexpr = s.q_desc.dtype
+    EARLY: gl.constexpr = C.EARLY and not TURNS
     slot, parity = slot_of(done, C)
     mbarrier.wait(s.q_full.index(slot + w), parity)
     place, tiles, shares = told(s, slot + w)
@@ -258,17 +272,22 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
         else:
             q = held
         mbarrier.wait(s.k_full.index(stage), phase)
-        if TURNS:
-            await_turn(w, s, turn)
-            turn += 1
-        k = s.k_smem.index(stage).reshape([C.BN, C.D])
-        zeros = gl.full([LINES, C.BN], 0.0, gl.float32, s_layout)
-        scores = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        sent = product(w, s, q, stage, turn, TURNS)
         if TURNS:
             pass_turn(w, s)
-        scores = warpgroup_mma_wait(0, [scores])
+            turn += 1
+        last_stage, last_phase = stage, phase
+        stage, phase = advance(stage, phase, C.STAGES)
+        if EARLY:
+            # If the next tile is none of these rows' this product is for nothing.
+            soon = (whole > 0) & (own > 1) & ((from_ > 1) | (to <= 1))
+            mbarrier.wait(s.k_full.index(stage), phase, pred=soon)
+            sent_next = product(w, s, q, stage, turn, TURNS)
+            scores = warpgroup_mma_wait(1, [sent])
+        else:
+            scores = warpgroup_mma_wait(0, [sent])
         if not C.JOINED:
-            mbarrier.arrive(s.k_empty.index(stage), count=1)
+            mbarrier.arrive(s.k_empty.index(last_stage), count=1)
         n0 = tile_at(s, base, whole, masked, 0) * C.BN
         scores = scored(s, scores, m0, n0, slope, s_layout)
         if C.MASKED and whole == 0:
@@ -280,33 +299,43 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
         weights = weights_of(s, scores, shift)
         sums = row_sums(weights, C.BN)
         p = packed(weights, dtype)
-        last_stage = stage
-        last_phase = phase
-        stage, phase = advance(stage, phase, C.STAGES)
-        mbarrier.wait(s.k_full.index(stage), phase, pred=own > 1)
-        # The first tile is done.
+        start = 1
+        if EARLY:
+            ready = warpgroup_mma_wait(0, [sent_next])
+            if soon:
+                start = 2
+                n0 = tile_at(s, base, whole, masked, 1) * C.BN
+                p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
+                    w, s, q, ready, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
+                    own > 2, m0, n0, slope, table, edges, whole == 1, True, C.MASKED, not FIXED, TURNS,
+                )  # fmt: skip
+            else:
+                mbarrier.wait(s.k_full.index(stage), phase, pred=own > 1)
+        else:
+            mbarrier.wait(s.k_full.index(stage), phase, pred=own > 1)
+        # The first tile is done, or two.
         if C.MASKED:
             for j in range(1, gl.where(whole == 0, own, 0)):
                 n0 = tile_at(s, base, whole, masked, j) * C.BN
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
-                    w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own,
-                    m0, n0, slope, table, edges, True, True, True, TURNS,
+                    w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
+                    j + 1 < own, m0, n0, slope, table, edges, True, False, True, True, TURNS,
                 )  # fmt: skip
         ONE_LOOP: gl.constexpr = C.MASKED and not C.BELOW
-        for j in range(1, gl.where(whole == 0, 0, own) if ONE_LOOP else whole):
+        for j in range(start, gl.where(whole == 0, 0, own) if ONE_LOOP else whole):
             # Where a tile lies is asked by masks and by ALiBi alone.
             n0 = tile_at(s, base, whole, masked, j) * C.BN if C.ALIBI or ONE_LOOP else 0
             p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
-                w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own, m0,
-                n0, slope, table, edges, j >= whole, ONE_LOOP, not FIXED, TURNS,
+                w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own,
+                m0, n0, slope, table, edges, j >= whole, False, ONE_LOOP, not FIXED, TURNS,
             )  # fmt: skip
         if C.BELOW:
-            for j in range(whole, gl.where(whole == 0, 0, own)):
+            for j in range(gl.maximum(start, whole), gl.where(whole == 0, 0, own)):
                 if (j < from_) | (j >= to):
                     n0 = tile_at(s, base, whole, masked, j) * C.BN
                     p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
-                        w, s, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
-                        j + 1 < own, m0, n0, slope, table, edges, True, True, not FIXED, TURNS,
+                        w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
+                        j + 1 < own, m0, n0, slope, table, edges, True, False, True, not FIXED, TURNS,
                     )  # fmt: skip
                 else:
                     stage, phase, turn = skip(w, s, stage, phase, turn, 1, TURNS)
@@ -325,6 +354,14 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
     total = gl.convert_layout(gl.sum(gl.sum(sums, 2), 1), r_layout)
     broken = finish(w, s, slot, b, h, m0, o, reference, total, broken, FIXED)
     return stage, phase, turn, broken
+
+
+@gluon.jit
+def send(s, buffer, values, at):
+    """Copy values to `out` by way of shared memory."""
+    buffer.reshape(values.shape).store(values)
+    fence_async_shared()
+    copy_out(s.o_desc, at, buffer)
 
 
 @gluon.jit
@@ -368,14 +405,18 @@ def finish(w: gl.constexpr, s, slot, b, h, m0, o, reference, total, broken, FIXE
         if not FIXED:
             found = gl.max(gl.where(spoiled & inside, 1, 0), 0)
         gl.store(s.flags + (b * s.heads + h) * granules + m0 // LINES, found, mask=m0 < s.q_length)
-    if C.OWN_OUT:
+    if C.HALVES:
+        halves = gl.permute(o.to(dtype).reshape([LINES, 2, C.DV // 2]), (0, 2, 1))
+        left, right = gl.split(halves)
         copy_out_wait(0)
-        buffer = s.o_smem.index(w)
+        send(s, s.o_smem.index(w), left, [b, h, m0, 0])
+        copy_out_wait(0)
+        send(s, s.o_smem.index(w), right, [b, h, m0, C.DV // 2])
+    elif C.OWN_OUT:
+        copy_out_wait(0)
+        send(s, s.o_smem.index(w), o.to(dtype), [b, h, m0, 0])
     else:
-        buffer = s.q_smem.index(slot + w)
-    buffer.reshape([LINES, C.DV]).store(o.to(dtype))
-    fence_async_shared()
-    copy_out(s.o_desc, [b, h, m0, 0], buffer)
+        send(s, s.q_smem.index(slot + w), o.to(dtype), [b, h, m0, 0])
     at = s.lse + ((b.to(gl.int64) * s.q_length + rows) * s.heads + h)
     gl.store(at, lse, mask=inside)
     if not C.OWN_OUT:
@@ -406,7 +447,8 @@ def forward_kernel(
     Q_TILES: gl.constexpr = C.GROUPS * C.SLOTS
     q_smem = gl.allocate_shared_memory(dtype, [Q_TILES, 1, 1, LINES, C.D], q_desc.layout)
     if C.OWN_OUT:
-        o_smem = gl.allocate_shared_memory(dtype, [C.GROUPS, 1, 1, LINES, C.DV], o_desc.layout)
+        COLUMNS: gl.constexpr = C.DV // 2 if C.HALVES else C.DV
+        o_smem = gl.allocate_shared_memory(dtype, [C.GROUPS, 1, 1, LINES, COLUMNS], o_desc.layout)
     else:
         o_smem = q_smem
     k_smem = gl.allocate_shared_memory(dtype, [C.STAGES, 1, 1, C.BN, C.D], k_desc.layout)

@@ -20,7 +20,7 @@ from .forward import forward_kernel
 from .repair import repair
 from .schedule import Schedule, of_costs, of_lists, of_ranks, visits
 from .sizes import kind_of, sizes_of, width_of
-from .variant import KINDS, LINES, LOG2E, Variant
+from .variant import KINDS, LINES, LOG2E, Variant, blocks_of
 
 #: Scales above this are positive in float32 too.
 LEAST_SCALE = 1e-30
@@ -86,9 +86,7 @@ class _Made(NamedTuple):
 @functools.cache
 def _run(variant: Variant, types: tuple[Any, ...]) -> Run:
     """`types`: dtypes of what the variant does not tell: sink and slopes."""
-    C = variant
-    blocks = ((1, 1, LINES, C.D), (1, 1, C.BN, C.D), (1, 1, C.BN, C.DV), (1, 1, LINES, C.DV))
-    return Run(forward_kernel, C, blocks)
+    return Run(forward_kernel, variant, blocks_of(variant))
 
 
 def _make(work: Work, _: str, __: Any) -> _Made:

@@ -32,11 +32,12 @@ class Variant:
         TABLES: positions come from two tables. SLOPE_ROWS: each row has a slope of its own (packed
             documents).
         SINK: each head has a sink.
-        OWN_OUT: `out` has shared memory of its own beside q.
+        OWN_OUT: `out` has shared memory of its own beside q; HALVES: for half of its columns at a time.
         SLOTS: how many q of a warp group shared memory holds: with two, the next ones may come while these
             are in use.
         HELD: q is held in registers, so that its shared memory is free for the next one at once.
         TURNS: the consumers take turns at the matrix units, one for each tile that their line visits.
+        EARLY: the product of the second tile is sent before the softmax of the first one. Without turns.
         JOINED: one barrier says that a tile of keys and its values are free.
     """
 
@@ -60,7 +61,16 @@ class Variant:
     SLOPE_ROWS: bool = False
     SINK: bool = False
     OWN_OUT: bool = True
+    HALVES: bool = False
     SLOTS: int = 1
     HELD: bool = False
     TURNS: bool = False
+    EARLY: bool = False
     JOINED: bool = False
+
+
+def blocks_of(variant: Variant) -> tuple[tuple[int, ...], ...]:
+    """What TMA copies at a time of q, k, v and `out`."""
+    C = variant
+    columns = C.DV // 2 if C.HALVES else C.DV
+    return (1, 1, LINES, C.D), (1, 1, C.BN, C.D), (1, 1, C.BN, C.DV), (1, 1, LINES, columns)
