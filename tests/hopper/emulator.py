@@ -344,7 +344,10 @@ def _modules() -> types.ModuleType:
     )  # fmt: skip
     machine = types.ModuleType(f"{names}.machine")
     vars(machine).update(
-        packed=lambda x, dtype: values(x.to(dtype)), unpacked=lambda x, dtype, layout: x, log2=Language.log2
+        packed=lambda x, dtype: values(x.to(dtype)),
+        unpacked=lambda x, dtype, layout: x,
+        log2=Language.log2,
+        begin_beside=lambda: None,
     )
     vars(root).update(dialect=dialect, variant=variant, machine=machine)
     for name in ("dialect", "variant", "machine"):

@@ -37,12 +37,13 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
     """Three cores, and no repair: flags are noted instead."""
     flagged: list[Tensor] = []
 
-    def run(C: Any, programs: int, mapped: Any, arguments: Any, device: Any) -> None:
-        emulator.run(C, programs, mapped, arguments)
+    def run(C: Any, programs: int, maps: Any, mapped: Any, results: Any, tail: Any, device: Any) -> None:
+        mapped = [own.get(x)[0] for own, x in zip(maps, mapped, strict=True)]
+        emulator.run(C, programs, mapped, [*results, *tail.arguments])
 
     monkeypatch.setattr(launch, "_cores", lambda device: 3)
     monkeypatch.setattr(launch, "_run", lambda C, types: partial(run, C))
-    monkeypatch.setattr(launch, "repair", lambda work, flags, out, lse: flagged.append(flags))
+    monkeypatch.setattr(launch, "Repair", lambda work: lambda work, flags, out, lse: flagged.append(flags))
     launch.kept.clear()
     yield flagged
     launch.kept.clear()
@@ -349,7 +350,7 @@ def test_it_obeys(law: Law, case: Case, monkeypatch: pytest.MonkeyPatch) -> None
     def on_cpu(self: Any, problem: Problem, form: Any) -> list[str]:
         return [reason for reason in declines(self, problem, form) if "it runs on GPUs" not in reason]
 
-    monkeypatch.setattr(launch, "repair", repaired)
+    monkeypatch.setattr(launch, "Repair", lambda work: repaired)
     monkeypatch.setattr(hopper_backend, "_refusal", lambda device: None)
     monkeypatch.setattr(triton.TritonBackend, "why_not", on_cpu)
     monkeypatch.setattr(

@@ -112,10 +112,9 @@ def forget() -> None:
     """Drop what was worked out with sizes of tiles that no longer hold."""
     import sys
 
-    for name in ("launch", "repair"):
-        module = sys.modules.get(f"{__name__}.{name}")
-        if module is not None:
-            module.kept.clear()
+    module = sys.modules.get(f"{__name__}.launch")
+    if module is not None:
+        module.kept.clear()
 
 
 tuned.on_change(forget)

@@ -27,11 +27,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.core import _aggregate
 
+from tilefold.backends.triton.arguments import rows_of
 from tilefold.backends.triton.kernel import _listening as listening
 
 __all__ = [
-    "Run", "aggregate", "copy_in", "copy_out", "copy_out_wait", "fence_async_shared", "gl", "gluon",
-    "mbarrier", "shared_layout", "tma", "warpgroup_mma", "warpgroup_mma_wait",
+    "Maps", "Run", "Tail", "aggregate", "copy_in", "copy_out", "copy_out_wait", "fence_async_shared", "gl",
+    "gluon", "mbarrier", "shared_layout", "tma", "warpgroup_mma", "warpgroup_mma_wait",
 ]  # fmt: skip
 
 aggregate: Any = getattr(gluon, "aggregate", None) or getattr(gl, "aggregate", None) or _aggregate
@@ -42,8 +43,9 @@ copy_out_wait: Any = tma.store_wait
 _ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 #: What the launcher of Triton 3.6 takes before a kernel's own arguments.
 _BASE_ARGUMENTS = "iiiKKppOOOOOO"
-#: Tensor maps that are kept, by address and shape: a training step comes back to the same ones.
-_MOST_MAPS = 4096
+#: Tensor maps that are kept of each tensor, by address and strides: a training step comes back to the same
+#: ones.
+_MOST_MAPS = 1024
 
 
 def shared_layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
@@ -73,68 +75,95 @@ def _bare(compiled: Any) -> tuple[Any, list[Any]] | None:
     return held["launcher"], held["tensordesc_meta"]
 
 
+class Maps:
+    """The tensor maps of one tensor of a kind of call, whose shape is always the same; made once per address
+    and strides.
+    """
+
+    def __init__(self, block: tuple[int, ...]) -> None:
+        self.block = block
+        self.kept: dict[Any, list[Any]] = {}
+
+    def get(self, x: Tensor) -> tuple[Tensor, list[Any] | None]:
+        """`x`, or a copy that TMA can take, and its map if it was made before."""
+        found = self.kept.get((x.data_ptr(), x.stride()))
+        return (x, found) if found is not None else (rows_of(x)[0], None)
+
+    def make(self, x: Tensor, about: Any) -> list[Any]:
+        key = x.data_ptr(), x.stride()
+        found = self.kept.get(key)
+        if found is None:
+            if len(self.kept) >= _MOST_MAPS:
+                self.kept.clear()
+            make: Any = driver.make_tensordesc_arg
+            found = self.kept[key] = make(descriptor(x, self.block), about)
+        return found
+
+
+class Tail:
+    """The last arguments of a kernel, as Triton's binding takes them and as its launcher does."""
+
+    def __init__(self, arguments: list[Any]) -> None:
+        self.arguments = arguments
+        self.numbers = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
+
+
 class Run:
     """A kernel in one variant, whose first arguments are tensor maps. A repeated call goes straight to the
     compiled kernel, with the tensor maps of its addresses as they were made before.
     """
 
-    def __init__(
-        self, kernel: Any, variant: Any, blocks: tuple[tuple[int, ...], ...], warps: int = 4
-    ) -> None:
-        self._kernel, self._variant, self._blocks, self._warps = kernel, variant, blocks, warps
+    def __init__(self, kernel: Any, variant: Any, warps: int = 4) -> None:
+        self._kernel, self._variant, self._warps = kernel, variant, warps
         self._ready: dict[int, tuple[Any, ...]] = {}
-        self._maps: dict[Any, list[Any]] = {}
 
     def __call__(
-        self, programs: int, mapped: tuple[Tensor, ...], arguments: list[Any], device: torch.device
+        self,
+        programs: int,
+        maps: tuple[Maps, ...],
+        mapped: tuple[Tensor, ...],
+        results: tuple[Tensor, ...],
+        tail: Tail,
+        device: torch.device,
     ) -> None:
         """Run `programs` programs on the tensors' device, on its current stream.
 
         Args:
-            mapped: the tensors behind the tensor maps, in the order of `blocks`.
-            arguments: all others but the variant, which comes last; tensors as such. The list is used up.
+            maps, mapped: of the tensors behind the tensor maps.
+            results, tail: all other arguments but the variant, which comes last; tensors as such.
         """
         if device.index == torch._C._cuda_getDevice():
-            self._run(programs, mapped, arguments, device.index)
+            self._run(programs, maps, mapped, results, tail, device.index)
         else:
             with torch.cuda.device(device):
-                self._run(programs, mapped, arguments, device.index)
+                self._run(programs, maps, mapped, results, tail, device.index)
 
-    def _run(self, programs: int, mapped: tuple[Tensor, ...], arguments: list[Any], index: int) -> None:
+    def _run(self, programs: int, maps: Any, mapped: Any, results: Any, tail: Tail, index: int) -> None:
         ready = self._ready.get(index)
         hooks = knobs.runtime
+        flat: list[Any] = []
+        tensors = []
+        for own, x in zip(maps, mapped, strict=True):
+            tensor, found = own.get(x)
+            tensors.append(tensor)
+            if found is None and ready is not None:
+                found = own.make(tensor, ready[3][len(tensors) - 1])
+            flat += found or ()
         if ready is None or listening(hooks.launch_enter_hook) or listening(hooks.launch_exit_hook):
             # Triton's own binding compiles, and tells a profiler about the launch.
-            maps = [descriptor(x, block) for x, block in zip(mapped, self._blocks, strict=True)]
+            described = [descriptor(x, own.block) for own, x in zip(maps, tensors, strict=True)]
             compiled = self._kernel[(programs,)](
-                *maps, *arguments, self._variant, num_warps=self._warps, enable_fp_fusion=True
-            )
+                *described, *results, *tail.arguments, self._variant, num_warps=self._warps,
+                enable_fp_fusion=True, launch_pdl=True,
+            )  # fmt: skip
             bare = _bare(compiled)
             if bare is not None:
-                pointers = tuple(n for n, x in enumerate(arguments) if isinstance(x, Tensor))
                 launcher, about = bare
-                self._ready[index] = launcher, compiled.function, compiled.packed_metadata, about, pointers
+                self._ready[index] = launcher, compiled.function, compiled.packed_metadata, about
             return
-        launcher, function, metadata, about, pointers = ready
-        flat: list[Any] = []
-        for n, x in enumerate(mapped):
-            key = (n, x.data_ptr(), x.shape, x.stride())
-            found = self._maps.get(key)
-            if found is None:
-                found = self._map(key, x, self._blocks[n], about[n])
-            flat += found
-        held = [arguments[n] for n in pointers]
-        for n, tensor in zip(pointers, held, strict=True):
-            arguments[n] = tensor.data_ptr()
+        launcher, function, metadata, _ = ready
         stream = torch._C._cuda_getCurrentRawStream(index)
         launcher(
-            programs, 1, 1, stream, function, False, False, None, None, metadata, None, None, None, *flat,
-            *arguments, self._variant,
+            programs, 1, 1, stream, function, False, True, None, None, metadata, None, None, None, *flat,
+            *[x.data_ptr() for x in results], *tail.numbers, self._variant,
         )  # fmt: skip
-
-    def _map(self, key: Any, x: Tensor, block: tuple[int, ...], about: Any) -> list[Any]:
-        make: Any = driver.make_tensordesc_arg
-        if len(self._maps) >= _MOST_MAPS:
-            self._maps.clear()
-        found = self._maps[key] = make(descriptor(x, block), about)
-        return found

@@ -28,7 +28,7 @@ from .dialect import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from .machine import log2, packed, unpacked
+from .machine import begin_beside, log2, packed, unpacked
 from .mask import edges_of, visible
 from .program import (
     LINES,
@@ -483,6 +483,7 @@ def forward_kernel(
     mbarrier.init(ended.index(0), count=C.GROUPS)
     mbarrier.init(decided.index(0), count=1)
     fence_async_shared()
+    begin_beside()
     first = gl.load(starts + program)
     s = Shared(
         q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full, k_empty,

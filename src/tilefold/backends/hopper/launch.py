@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tilefold.backends.triton.arguments import Kept, MaskArguments, dtypes, of_mask, rows_of
+from tilefold.backends.triton.arguments import Kept, MaskArguments, dtypes, of_mask
 from tilefold.backends.triton.lists import Lists, lists_of
 from tilefold.cost.grid import section
 from tilefold.masks.band import Band
 from tilefold.masks.context import capturing
 from tilefold.planning.backend import Work
 
-from .dialect import Run
+from .dialect import Maps, Run, Tail
 from .forward import forward_kernel
-from .repair import repair
+from .repair import Repair
 from .schedule import Schedule, of_costs, of_lists, of_ranks, visits
 from .sizes import kind_of, sizes_of, width_of
 from .variant import KINDS, LINES, LOG2E, Variant, blocks_of
@@ -72,35 +72,90 @@ def schedule(work: Work, rows: int, keys: int, lists: Lists | None, mask: MaskAr
 
 # The call.
 
+#: Kinds of scores whose arguments are kept; a model has one or two.
+_MOST_TAILS = 16
+
 
 class _Made(NamedTuple):
     """What one kind of call needs of the host, worked out once."""
 
     run: Run
-    careful: bool
+    maps: tuple[Maps, ...]
+    #: Without a tensor among the options of the score: their arguments may be kept.
+    bare: bool
+    flags: int
+    mend: Repair | None
     schedule: Schedule
+    out_shape: tuple[int, ...]
+    out_strides: tuple[int, ...]
+    lse_strides: tuple[int, ...]
     numbers: list[Any]
     mask: MaskArguments
+    tails: dict[tuple[float, float | None], Tail]
+
+    def tail(self, work: Work) -> Tail:
+        """The kernel's arguments behind `flags`."""
+        scores = work.scores
+        key = scores.scale, scores.softcap
+        found = self.tails.get(key) if self.bare else None
+        if found is None:
+            found = Tail([*self.numbers, *_of_scores(work, self.schedule.work)])
+            if self.bare:
+                if len(self.tails) >= _MOST_TAILS:
+                    self.tails.clear()
+                self.tails[key] = found
+        return found
+
+
+def _of_scores(work: Work, nothing: Tensor) -> list[Any]:
+    """From `sink` to `scale`. Pointers that a variant has no use for point to `nothing`."""
+    scores, p = work.scores, work.problem
+    at, cap, slopes = p.positions, scores.softcap, scores.alibi_slopes
+    scale = scores.scale * LOG2E if cap is None else scores.scale / cap
+    strides = (0, 0) if slopes is None else (slopes.stride(0) if slopes.dim() == 2 else 0, slopes.stride(-1))
+    row_table, key_table = (x.contiguous() for x in work.tables) if at.tables else (nothing, nothing)
+    diagonal = p.k_length - p.q_length if at.diagonal is None else at.diagonal
+    return [
+        nothing if scores.sink is None else scores.sink.contiguous(), nothing if slopes is None else slopes,
+        *strides, (cap or 1.0) * LOG2E, at.q_step, at.k_step, at.q_origin + diagonal - at.k_origin, row_table,
+        key_table, at.batch_origin, scale,
+    ]  # fmt: skip
 
 
 @functools.cache
 def _run(variant: Variant, types: tuple[Any, ...]) -> Run:
     """`types`: dtypes of what the variant does not tell: sink and slopes."""
-    return Run(forward_kernel, variant, blocks_of(variant))
+    return Run(forward_kernel, variant)
 
 
-def _make(work: Work, _: str, __: Any) -> _Made:
+def _make(work: Work, _: str, heads_outside: Any) -> _Made:
     p, form, C = work.problem, work.form, variant_of(work)
     rows, lists = LINES * C.GROUPS, None
     if not isinstance(form, Band):
         lists = lists_of(form, p.q_length, p.k_length, rows, C.BN, by_key=False)
-    numbers = [p.q_heads, max(p.group, 1), p.q_length, p.k_length, -(-p.q_length // rows)]
     mask = of_mask(form, lists)
     if mask.bounds is not None and mask.bounds.numel() == 0:
         # Words of bits without a mixed granule: what is read there counts for nothing, but it is read.
         mask = mask._replace(bounds=mask.bounds.new_zeros(2 * LINES))
     jobs = schedule(work, rows, C.BN, lists, mask)
-    return _Made(_run(C, dtypes(work)[1:3]), C.CAREFUL, jobs, numbers, mask)
+    tiles, counts, bounds, index = (
+        jobs.work if x is None else x for x in (mask.tiles, mask.counts, mask.bounds, mask.index)
+    )
+    numbers = [
+        jobs.work, jobs.starts, p.q_heads, max(p.group, 1), p.q_length, p.k_length, -(-p.q_length // rows),
+        mask.lo, mask.hi, mask.step, tiles, counts, mask.capacity, mask.table_b, mask.table_h, bounds, index,
+    ]  # fmt: skip
+    B, H, L = p.batch, p.q_heads, p.q_length
+    # TMA writes rows that start at multiples of 16 bytes.
+    d = -(-p.v_head_dim // 8) * 8
+    strides = (H * L * d, L * d, d, 1) if heads_outside else (L * H * d, d, H * d, 1)
+    options = (work.scores.sink, work.scores.alibi_slopes)
+    bare = all(x is None for x in options) and not p.positions.tables
+    flags, mend = (B * H * -(-L // LINES), Repair(work)) if C.CAREFUL else (0, None)
+    return _Made(
+        _run(C, dtypes(work)[1:3]), tuple(map(Maps, blocks_of(C))), bare, flags, mend, jobs, (B, H, L, d),
+        strides, (L * H, 1, H), numbers, mask, {},
+    )  # fmt: skip
 
 
 kept = Kept(_make)
@@ -110,47 +165,28 @@ _held_by_graphs: list[_Made] = []
 
 def _made_for(work: Work) -> _Made:
     """What the call needs; what is made inside the capture of a graph is that graph's own."""
+    heads_outside = work.q.stride(1) >= work.q.stride(2)
     if not capturing(work.q.device):
-        return kept.get(work)
-    _held_by_graphs.append(_make(work, "", ()))
+        return kept.get(work, "", heads_outside)
+    _held_by_graphs.append(_make(work, "", heads_outside))
     return _held_by_graphs[-1]
 
 
 def forward(work: Work) -> tuple[Tensor, Tensor]:
     """`(out, lse)`: out with its heads outside or inside its rows as q has them, lse in order B, L, H."""
-    p = work.problem
-    q, k, v = (rows_of(x)[0] for x in (work.q, work.k, work.v))
-    made = _made_for(work)
-    B, H, L, Dv = p.batch, p.q_heads, p.q_length, p.v_head_dim
-    # TMA writes rows that start at multiples of 16 bytes.
-    padded, outside = -(-Dv // 8) * 8, work.q.stride(1) >= work.q.stride(2)
-    out = q.new_empty(B, H, L, padded) if outside else q.new_empty(B, L, H, padded).transpose(1, 2)
-    out = out[..., :Dv]
-    lse = torch.empty((B, L, H), dtype=torch.float32, device=q.device).transpose(1, 2)
-    jobs, m = made.schedule, made.mask
-    # Pointers that a variant has no use for point somewhere.
-    tiles, counts, bounds, index = (
-        jobs.work if x is None else x for x in (m.tiles, m.counts, m.bounds, m.index)
+    made, q = _made_for(work), work.q
+    device = q.device
+    room = torch.empty_strided(made.out_shape, made.out_strides, dtype=q.dtype, device=device)
+    lse = torch.empty_strided(made.out_shape[:3], made.lse_strides, dtype=torch.float32, device=device)
+    flags = torch.empty(made.flags, dtype=torch.int32, device=device) if made.flags else lse
+    width = work.problem.v_head_dim
+    out = room if width == made.out_shape[3] else room[..., :width]
+    made.run(
+        made.schedule.programs, made.maps, (q, work.k, work.v, out), (lse, flags), made.tail(work), device
     )
-    flags = jobs.work
-    if made.careful:
-        flags = torch.empty(B * H * -(-L // LINES), dtype=torch.int32, device=q.device)
-    sink = lse if work.scores.sink is None else work.scores.sink.contiguous()
-    scores, at = work.scores, p.positions
-    cap, slopes = scores.softcap, scores.alibi_slopes
-    scale = scores.scale * LOG2E if cap is None else scores.scale / cap
-    strides = (0, 0) if slopes is None else (slopes.stride(0) if slopes.dim() == 2 else 0, slopes.stride(-1))
-    row_table, key_table = (x.contiguous() for x in work.tables) if at.tables else (jobs.work, jobs.work)
-    diagonal = p.k_length - L if at.diagonal is None else at.diagonal
-    arguments = [
-        lse, flags, jobs.work, jobs.starts, *made.numbers, m.lo, m.hi, m.step, tiles, counts, m.capacity,
-        m.table_b, m.table_h, bounds, index, sink,
-        lse if slopes is None else slopes, *strides, (cap or 1.0) * LOG2E, at.q_step, at.k_step,
-        at.q_origin + diagonal - at.k_origin, row_table, key_table, at.batch_origin, scale,
-    ]  # fmt: skip
-    made.run(jobs.programs, (q, k, v, out), arguments, q.device)
-    if made.careful:
-        repair(Work(p, q, k, v, work.form, work.scores, work.tables), flags, out, lse)
-    if padded != Dv:
+    if made.mend is not None:
+        made.mend(work, flags, out, lse)
+    if out is not room:
+        outside = made.out_strides[1] >= made.out_strides[2]
         out = out.contiguous() if outside else out.transpose(1, 2).contiguous().transpose(1, 2)
     return out, lse

@@ -39,3 +39,14 @@ def log2(x):
     return gl.inline_asm_elementwise(
         "lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
     )
+
+
+@gluon.jit
+def begin_beside():
+    """Wait for the kernel ahead on the stream, beside whose end this one may begin; the next one may do so
+    beside this one (CUDA's programmatic dependent launch).
+    """
+    gl.inline_asm_elementwise(
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], dtype=gl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip

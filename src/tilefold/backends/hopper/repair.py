@@ -8,14 +8,12 @@ nothing.
 # pyright: reportInvalidTypeForm=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportOperatorIssue=false
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton.language as tl
 from torch import Tensor
 
 from tilefold.backends.triton.arguments import (
-    Kept,
-    MaskArguments,
     in_units,
     of_mask,
     of_scores,
@@ -79,38 +77,46 @@ def repair_kernel(
         )  # fmt: skip
 
 
-class _Made(NamedTuple):
-    """What one kind of call needs of the host, worked out once."""
-
-    launch: Launch
-    programs: int
-    shape: list[Any]
-    mask: MaskArguments
+#: Kinds of scores whose arguments are kept; a model has one or two.
+_MOST_TAILS = 16
 
 
-def _make(work: Work, _: str, __: Any) -> _Made:
-    p, form, lists = work.problem, work.form, None
-    if not isinstance(form, Band):
-        lists = lists_of(form, p.q_length, p.k_length, _ROWS, _KEYS, by_key=False)
-    out_unit = 8 if p.v_head_dim % 8 == 0 else 1
-    whole = p.q_length % _ROWS == 0 and p.k_length % _KEYS == 0
-    chain = place_in_chain(work.q.device, False)
-    C = Variant(BM=_ROWS, BN=_KEYS, STAGES=1, EVEN=whole, OUT_UNIT=out_unit, CHAIN=chain, **traits(work))
-    lines, pairs = -(-p.q_length // _ROWS), p.batch * p.q_heads
-    shape = [p.q_heads, max(p.group, 1), pairs, p.q_length, p.k_length, lines, span_of(work), 0]
-    return _Made(Launch(repair_kernel, C, 4), lines * pairs, shape, of_mask(form, lists))
+class Repair:
+    """What one kind of call needs of the host to repair its results, worked out once."""
 
+    def __init__(self, work: Work) -> None:
+        p, form, lists = work.problem, work.form, None
+        if not isinstance(form, Band):
+            lists = lists_of(form, p.q_length, p.k_length, _ROWS, _KEYS, by_key=False)
+        self._unit = 8 if p.v_head_dim % 8 == 0 else 1
+        C = Variant(
+            BM=_ROWS, BN=_KEYS, STAGES=1, EVEN=p.q_length % _ROWS == 0 and p.k_length % _KEYS == 0,
+            OUT_UNIT=self._unit, CHAIN=place_in_chain(work.q.device, False), **traits(work),
+        )  # fmt: skip
+        self._launch = Launch(repair_kernel, C, 4)
+        lines, pairs = -(-p.q_length // _ROWS), p.batch * p.q_heads
+        self._programs = lines * pairs
+        shape = [p.q_heads, max(p.group, 1), pairs, p.q_length, p.k_length, lines, span_of(work), 0]
+        self._shape = [*shape, *of_mask(form, lists)]
+        self._tails: dict[tuple[float, float | None], list[Any]] = {}
 
-kept = Kept(_make)
+    def _tail(self, work: Work) -> list[Any]:
+        """The kernel's arguments behind the strides; kept where they are but numbers."""
+        if not self._launch.variant.BARE:
+            return [*self._shape, *of_scores(work)]
+        key = work.scores.scale, work.scores.softcap
+        found = self._tails.get(key)
+        if found is None:
+            if len(self._tails) >= _MOST_TAILS:
+                self._tails.clear()
+            found = self._tails[key] = [*self._shape, *of_scores(work)]
+        return found
 
-
-def repair(work: Work, flags: Tensor, out: Tensor, lse: Tensor) -> None:
-    """Compute flagged rows again, with what is hidden selected away; overwrites `out` and `lse` there."""
-    made: _Made = kept.get(work)
-    unit = made.launch.variant.OUT_UNIT
-    (q, *q_strides), (k, *k_strides), (v, *v_strides) = (rows_of(x) for x in (work.q, work.k, work.v))
-    arguments = [
-        flags, q, k, v, out, lse, None, None, 0, *q_strides, *k_strides, *v_strides, *in_units(out, unit),
-        *lse.stride(), *made.shape, *made.mask, *of_scores(work),
-    ]  # fmt: skip
-    made.launch(made.programs, arguments, out.device)
+    def __call__(self, work: Work, flags: Tensor, out: Tensor, lse: Tensor) -> None:
+        """Compute flagged rows again, with what is hidden selected away; overwrites `out` and `lse` there."""
+        (q, *q_strides), (k, *k_strides), (v, *v_strides) = (rows_of(x) for x in (work.q, work.k, work.v))
+        arguments = [
+            flags, q, k, v, out, lse, None, None, 0, *q_strides, *k_strides, *v_strides,
+            *in_units(out, self._unit), *lse.stride(), *self._tail(work),
+        ]  # fmt: skip
+        self._launch(self._programs, arguments, out.device)

@@ -9,10 +9,12 @@ from tilefold.masks.band import Band
 #: Widths of tiles, for heads up to as wide.
 WIDTHS = (64, 128, 256)
 
-_SHORT = {"BN": 64, "STAGES": 4, "GROUPS": 2, "REGISTERS": 240, "HELD": True}
+_SHORT = {"BN": 64, "STAGES": 4, "GROUPS": 2, "REGISTERS": 240, "HELD": True, "EARLY": True}
+_MASKED = {"BN": 64, "STAGES": 4, "GROUPS": 3, "REGISTERS": 160, "SLOTS": 2, "JOINED": True}
 #: By width, and by width and kind where that is special; see `variant.Variant`.
 _SIZES: dict[str, dict[str, Any]] = {
-    "64": {"BN": 128, "STAGES": 3, "GROUPS": 3, "REGISTERS": 160, "SLOTS": 2, "JOINED": True},
+    "64": _MASKED,
+    "64/full": {"BN": 128, "STAGES": 3, "GROUPS": 3, "REGISTERS": 160, "SLOTS": 2, "JOINED": True},
     "128": {"BN": 128, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "HELD": True},
     "128/full": {
         "BN": 128, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "HELD": True, "TURNS": True,
@@ -21,7 +23,7 @@ _SIZES: dict[str, dict[str, Any]] = {
     "128/rows": _SHORT,
     "128/cols": _SHORT,
     "128/bits": _SHORT,
-    "256": {"BN": 64, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "OWN_OUT": False},
+    "256": {"BN": 64, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "HALVES": True},
 }  # fmt: skip
 
 
