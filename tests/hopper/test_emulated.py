@@ -253,7 +253,7 @@ def test_lists_of_work_made_on_the_device_cover_everything(
         {"JOINED": True, "STAGES": 3},
         {"TURNS": True},
         {"TURNS": True, "GROUPS": 3, "HELD": True},
-        {"BN": 64, "STAGES": 3, "OWN_OUT": False},
+        {"BN": 64, "STAGES": 3, "OWN_OUT": False, "HALVES": False},
         {"EARLY": True, "TURNS": False},
         {"EARLY": True, "TURNS": False, "BN": 64, "STAGES": 4},
         {"HALVES": True, "OWN_OUT": True},

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -22,6 +28,12 @@ pytestmark = [
     ),
 ]
 MATCHES = LAWS["matches_the_reference"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def context() -> None:
+    """Autograd's thread has CUDA's context before it needs cuBLAS, which would warn that it makes one."""
+    torch.ones(1, device="cuda", requires_grad=True).mul(2.0).sum().backward()
 
 
 @pytest.mark.parametrize("law, case", conformance.parameters(), ids=conformance.identify)
@@ -103,3 +115,23 @@ def test_it_runs_in_a_graph() -> None:
         x[0].mul_(scale)
         graph.replay()
         torch.testing.assert_close(out, attention(*x, mask=masks.causal(), backend="hopper"), atol=0, rtol=0)
+
+
+def test_the_memory_checker_finds_nothing() -> None:
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(tool).exists():
+        pytest.skip("compute-sanitizer, of CUDA's toolkit, is not installed")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+    }
+    command = [tool, "--tool", "memcheck", "--error-exitcode", "99", sys.executable]
+    done = subprocess.run(
+        [*command, str(Path(__file__).parent / "every_kind.py")],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    if "Device not supported" in said:
+        pytest.skip("compute-sanitizer does not support this device here")
+    assert done.returncode == 0, said[-4000:]
+    assert "ERROR SUMMARY: 0 errors" in said

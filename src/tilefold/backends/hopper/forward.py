@@ -29,7 +29,7 @@ from .dialect import (
     warpgroup_mma_wait,
 )
 from .machine import begin_beside, log2, packed, unpacked
-from .mask import edges_of, visible
+from .mask import BITS, edges_of, marks_of, visible
 from .program import (
     LINES,
     WORDS,
@@ -97,8 +97,11 @@ def produce_all(s, stage, phase, done, AGAIN: gl.constexpr):
                 copy_in(s.q_desc, [b, h, row, 0], s.q_full.index(slot + w), s.q_smem.index(slot + w))
             done += 1
             hk = h // s.group
+            # Where a tile of a list lies is loaded one ahead.
+            coming = tile_at(s, base, whole, masked, 0)
             for j in range(count):
-                n0 = tile_at(s, base, whole, masked, j) * C.BN
+                n0 = coming * C.BN
+                coming = tile_at(s, base, whole, masked, gl.minimum(j + 1, count - 1))
                 mbarrier.wait(s.k_empty.index(stage), phase ^ 1)
                 mbarrier.expect(s.k_full.index(stage), s.k_desc.block_type.nbytes)
                 copy_in(s.k_desc, [b, hk, n0, 0], s.k_full.index(stage), s.k_smem.index(stage))
@@ -289,6 +292,7 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
         if not C.JOINED:
             mbarrier.arrive(s.k_empty.index(last_stage), count=1)
         n0 = tile_at(s, base, whole, masked, 0) * C.BN
+        edges = marks_of(s, m0, n0, table, edges)
         scores = scored(s, scores, m0, n0, slope, s_layout)
         if C.MASKED and whole == 0:
             scores = gl.where(visible(s, m0, n0, table, edges, s_layout), scores, float("-inf"))
@@ -305,6 +309,7 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
             if soon:
                 start = 2
                 n0 = tile_at(s, base, whole, masked, 1) * C.BN
+                edges = marks_of(s, m0, n0, table, edges)
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                     w, s, q, ready, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
                     own > 2, m0, n0, slope, table, edges, whole == 1, True, C.MASKED, not FIXED, TURNS,
@@ -317,17 +322,27 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
         if C.MASKED:
             for j in range(1, gl.where(whole == 0, own, 0)):
                 n0 = tile_at(s, base, whole, masked, j) * C.BN
+                edges = marks_of(s, m0, n0, table, edges)
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                     w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
                     j + 1 < own, m0, n0, slope, table, edges, True, False, True, True, TURNS,
                 )  # fmt: skip
         ONE_LOOP: gl.constexpr = C.MASKED and not C.BELOW
+        coming = gl.to_tensor(0)
+        if C.ALIBI or ONE_LOOP:
+            coming = tile_at(s, base, whole, masked, gl.minimum(start, own - 1))
         for j in range(start, gl.where(whole == 0, 0, own) if ONE_LOOP else whole):
             # Where a tile lies is asked by masks and by ALiBi alone.
-            n0 = tile_at(s, base, whole, masked, j) * C.BN if C.ALIBI or ONE_LOOP else 0
+            n0 = coming * C.BN
+            hides = j >= whole
+            if C.ALIBI or ONE_LOOP:
+                coming = tile_at(s, base, whole, masked, gl.minimum(j + 1, own - 1))
+                edges = marks_of(s, m0, n0, table, edges)
+            if C.MASK == BITS:
+                hides = edges[0] != -2
             p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                 w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own,
-                m0, n0, slope, table, edges, j >= whole, False, ONE_LOOP, not FIXED, TURNS,
+                m0, n0, slope, table, edges, hides, False, ONE_LOOP, not FIXED, TURNS,
             )  # fmt: skip
         if C.BELOW:
             for j in range(gl.maximum(start, whole), gl.where(whole == 0, 0, own)):

@@ -35,7 +35,7 @@ def variant_of(work: Work) -> Variant:
     slopes = work.scores.alibi_slopes
     softcap, alibi = work.scores.softcap is not None, slopes is not None
     width = width_of(p.head_dim, p.v_head_dim)
-    sizes = sizes_of(width, kind_of(form))
+    sizes = sizes_of(width, kind_of(form, p.k_length))
     masked = not (band and form.is_full and p.k_length % sizes["BN"] == 0)
     return Variant(
         D=width, DV=width, MASK=KINDS[form.kind], MASKED=masked, CAREFUL=not (band and form.is_full),
@@ -63,11 +63,11 @@ def schedule(work: Work, rows: int, keys: int, lists: Lists | None, mask: MaskAr
     if lists is not None:
         batches, heads = (torch.arange(n, device=device) for n in (p.batch, p.q_heads))
         tables = (batches[:, None] * mask.table_b + heads * mask.table_h).flatten()
-        return of_lists(lists.counts, lists.order, tables, -(-p.k_length // keys), span, programs)
+        return of_lists(lists.counts, lists.order, tables, p.k_length, keys, span, programs)
     if capturing(device):
         return of_ranks(lines, pairs, span, programs, form.hi is not None, device)
     costs = [float(n) for n in visits(form, p.q_length, p.k_length, rows, keys)]
-    return of_costs(costs, pairs, group if form.is_full else span, programs, device)
+    return of_costs(costs, keys, pairs, group if form.is_full else span, programs, device)
 
 
 # The call.

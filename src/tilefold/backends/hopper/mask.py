@@ -11,6 +11,7 @@ from .dialect import gl, gluon
 BAND = gl.constexpr(variant.BAND)
 ROWS = gl.constexpr(variant.ROWS)
 COLS = gl.constexpr(variant.COLS)
+BITS = gl.constexpr(variant.BITS)
 LINES = gl.constexpr(variant.LINES)
 #: Rows and keys of a granule of BITS.
 GRANULE = gl.constexpr(64)
@@ -18,7 +19,9 @@ GRANULE = gl.constexpr(64)
 
 @gluon.jit
 def visible(s, m0, n0, table, edges, S_LAYOUT: gl.constexpr):
-    """Which elements of a tile are visible, `[64, BN]`. `edges` are the intervals of the rows, for ROWS."""
+    """Which elements of a tile are visible, `[64, BN]`. `edges`: for ROWS the intervals of the rows, for
+    BITS the tile's code.
+    """
     C: gl.constexpr = s.C
     # Ends are worked out once per row, beside the tile's first key; an element takes one comparison for each.
     keys = gl.arange(0, C.BN, gl.SliceLayout(0, S_LAYOUT))
@@ -47,7 +50,7 @@ def visible(s, m0, n0, table, edges, S_LAYOUT: gl.constexpr):
             hidden = hidden | between(rows[:, None], start[None, :], end[None, :])
         return (hidden == 0) & (keys < s.k_length - n0)[None, :]
     else:
-        return bits(s, m0, n0, table, keys, S_LAYOUT) & (keys < s.k_length - n0)[None, :]
+        return bits(s, edges[0], keys, S_LAYOUT) & (keys < s.k_length - n0)[None, :]
 
 
 @gluon.jit
@@ -56,32 +59,30 @@ def between(x, start, end):
 
 
 @gluon.jit
-def bits(s, m0, n0, table, keys, S_LAYOUT: gl.constexpr):
-    """The bits of a tile: its rows are those of one granule, each of its granules has two words of 32 bits
-    per row. The index has -1 for an empty granule and -2 for a full one.
+def code_of(s, m0, n0, table):
+    """What the index of BITS says of a tile, which is one granule of 64 x 64: -1 if it is empty, -2 if it is
+    full, else where its bits are.
     """
-    C: gl.constexpr = s.C
-    GRANULES: gl.constexpr = C.BN // 64
-    rows = gl.arange(0, LINES, gl.SliceLayout(1, S_LAYOUT))
     k_granules = (s.k_length + GRANULE - 1) // GRANULE
     q_granules = (s.q_length + GRANULE - 1) // GRANULE
     line = gl.minimum(m0 // GRANULE, q_granules - 1)
-    corner = (table * q_granules + line).to(gl.int64) * k_granules
-    word = gl.full([LINES, C.BN], 0, gl.int32, S_LAYOUT)
-    for granule in gl.static_range(GRANULES):
-        found = gl.load(s.index + corner + gl.minimum(n0 // GRANULE + granule, k_granules - 1))
-        at = s.bounds + (gl.maximum(found, 0).to(gl.int64) * GRANULE + rows) * 2
-        for half in gl.static_range(2):
-            own = gl.load(at + half)
-            own = gl.where(found == -2, -1, gl.where(found == -1, 0, own))
-            here = (keys // 32 == 2 * granule + half)[None, :]
-            word = gl.where(here, own[:, None], word)
+    return gl.load(s.index + (table * q_granules + line).to(gl.int64) * k_granules + n0 // GRANULE)
+
+
+@gluon.jit
+def bits(s, code, keys, S_LAYOUT: gl.constexpr):
+    """The bits of a tile with this code; each of its rows has two words of 32."""
+    rows = gl.arange(0, LINES, gl.SliceLayout(1, S_LAYOUT))
+    at = s.bounds + (gl.maximum(code, 0).to(gl.int64) * GRANULE + rows) * 2
+    low, high = gl.load(at), gl.load(at + 1)
+    word = gl.where((keys < 32)[None, :], low[:, None], high[:, None])
+    word = gl.where(code == -2, -1, gl.where(code == -1, 0, word))
     return ((word >> (keys % 32)[None, :]) & 1) != 0
 
 
 @gluon.jit
 def edges_of(s, rows, table):
-    """The intervals of rows in a table of ROWS; four times the rows otherwise."""
+    """The intervals of rows in a table of ROWS; else four times what counts for nothing."""
     C: gl.constexpr = s.C
     if C.MASK == ROWS:
         at = table.to(gl.int64) * s.q_length + gl.minimum(rows, s.q_length - 1)
@@ -92,5 +93,18 @@ def edges_of(s, rows, table):
             return start, end, gl.load(at + 2), gl.load(at + 3)
         else:
             return start, end, end, end
+    elif C.MASK == BITS:
+        return table, table, table, table
     else:
         return rows, rows, rows, rows
+
+
+@gluon.jit
+def marks_of(s, m0, n0, table, edges):
+    """`edges` of `visible` for a tile: those of its rows, or for BITS the code of the tile."""
+    C: gl.constexpr = s.C
+    if C.MASK == BITS:
+        code = code_of(s, m0, n0, table)
+        return code, code, code, code
+    else:
+        return edges

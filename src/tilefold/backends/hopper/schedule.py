@@ -14,8 +14,8 @@ from torch import Tensor
 from tilefold.backends.triton.arguments import FAR
 from tilefold.masks.band import Band
 
-#: Beside its tiles, a line of tiles takes as long as so many.
-FIXED_COST = 2.5
+#: Beside its tiles, a line of tiles takes as long as so many keys.
+FIXED_COST = 320
 #: Of all tiles, what a mask of lists may show for its lines to be near each other in memory.
 _NEAR = 0.25
 
@@ -40,7 +40,9 @@ def visits(form: Band, q_length: int, k_length: int, rows: int, keys: int) -> li
     return found
 
 
-def assign(costs: Sequence[float], pairs: int, span: int, programs: int) -> list[list[int]]:
+def assign(
+    costs: Sequence[float], pairs: int, span: int, programs: int, fixed: float = 2.5
+) -> list[list[int]]:
     """The places of each program: pairs in sections of `span`, whose keys and values fit the L2 cache
     together; in a section the longest lines first, each to whoever is done first.
     """
@@ -53,13 +55,15 @@ def assign(costs: Sequence[float], pairs: int, span: int, programs: int) -> list
             for pair in range(first, min(first + span, pairs)):
                 spent, n = heap[0]
                 work[n].append(pair * lines + line)
-                heapq.heapreplace(heap, (spent + costs[line] + FIXED_COST, n))
+                heapq.heapreplace(heap, (spent + costs[line] + fixed, n))
     return work
 
 
-def of_costs(costs: Sequence[float], pairs: int, span: int, programs: int, device: torch.device) -> Schedule:
-    """For lines whose numbers of tiles the host knows."""
-    found = assign(costs, pairs, span, programs)
+def of_costs(
+    costs: Sequence[float], keys: int, pairs: int, span: int, programs: int, device: torch.device
+) -> Schedule:
+    """For lines whose numbers of tiles, of so many keys each, the host knows."""
+    found = assign(costs, pairs, span, programs, FIXED_COST / keys)
     starts = [0]
     for own in found:
         starts.append(starts[-1] + len(own))
@@ -96,7 +100,7 @@ def of_ranks(
 
 
 def of_lists(
-    counts: Tensor, order: Tensor, tables: Tensor, k_tiles: int, span: int, programs: int
+    counts: Tensor, order: Tensor, tables: Tensor, k_length: int, keys: int, span: int, programs: int
 ) -> Schedule:
     """For lines whose numbers of tiles only the device knows; never waits for it.
 
@@ -107,16 +111,17 @@ def of_lists(
         counts: int32 `[tables, lines, 2]`, of the tiles of each line.
         order: int32 `[tables, lines]`, the longest lines first.
         tables: int64 `[pairs]`, the table of each pair.
-        k_tiles: tiles of keys in all.
+        k_length, keys: of all tiles, and of one.
     """
     device, (lines, pairs) = counts.device, (counts.shape[1], tables.numel())
     visited = counts.sum(-1)[tables].double().flatten()
-    spent = (visited + FIXED_COST).cumsum(0)
-    middle = spent - (visited + FIXED_COST) / 2
+    costs = visited + FIXED_COST / keys
+    spent = costs.cumsum(0)
+    middle = spent - costs / 2
     owner = (middle * (programs / spent[-1])).long().clamp(max=programs - 1)
     shares = torch.searchsorted(owner, torch.arange(programs + 1, device=device)).int()
     near = torch.arange(pairs * lines, device=device)
     pair, rank, starts = dealt(lines, pairs, span, programs, device)
     far = pair * lines + order[tables[pair], rank]
-    close = visited.mean() < _NEAR * k_tiles
+    close = visited.mean() * keys < _NEAR * k_length
     return Schedule(programs, torch.where(close, near, far).int(), torch.where(close, shares, starts))

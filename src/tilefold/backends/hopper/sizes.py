@@ -8,6 +8,8 @@ from tilefold.masks.band import Band
 
 #: Widths of tiles, for heads up to as wide.
 WIDTHS = (64, 128, 256)
+#: Keys of a short band at most, and of a long one at least.
+_FEW, _MANY = 1024, 16384
 
 _SHORT = {"BN": 64, "STAGES": 4, "GROUPS": 2, "REGISTERS": 240, "HELD": True, "EARLY": True}
 _MASKED = {"BN": 64, "STAGES": 4, "GROUPS": 3, "REGISTERS": 160, "SLOTS": 2, "JOINED": True}
@@ -15,14 +17,13 @@ _MASKED = {"BN": 64, "STAGES": 4, "GROUPS": 3, "REGISTERS": 160, "SLOTS": 2, "JO
 _SIZES: dict[str, dict[str, Any]] = {
     "64": _MASKED,
     "64/full": {"BN": 128, "STAGES": 3, "GROUPS": 3, "REGISTERS": 160, "SLOTS": 2, "JOINED": True},
-    "128": {"BN": 128, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "HELD": True},
+    "128": _SHORT,
+    "128/band": {"BN": 64, "STAGES": 3, "GROUPS": 3, "REGISTERS": 160},
+    "128/long band": {"BN": 128, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "HELD": True},
+    "128/short band": _SHORT | {"EARLY": False},
     "128/full": {
         "BN": 128, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "HELD": True, "TURNS": True,
     },
-    "128/window": _SHORT,
-    "128/rows": _SHORT,
-    "128/cols": _SHORT,
-    "128/bits": _SHORT,
     "256": {"BN": 64, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "HALVES": True},
 }  # fmt: skip
 
@@ -32,11 +33,15 @@ def width_of(head_dim: int, v_head_dim: int) -> int:
     return next(width for width in WIDTHS if max(head_dim, v_head_dim) <= width)
 
 
-def kind_of(form: Any) -> str:
-    """Of a lowered mask: "full", "band", "window" (a band with a lower bound), "rows", "cols" or "bits"."""
+def kind_of(form: Any, k_length: int) -> str:
+    """Of a lowered mask: "full", "band", with few keys "short band" and with many "long band", "window" (a
+    band with a lower bound), "rows", "cols" or "bits".
+    """
     if not isinstance(form, Band):
         return form.kind
-    return "full" if form.is_full else "band" if form.lo is None else "window"
+    if form.is_full or form.lo is not None:
+        return "full" if form.is_full else "window"
+    return "short band" if k_length <= _FEW else "band" if k_length < _MANY else "long band"
 
 
 def sizes_of(width: int, kind: str) -> dict[str, Any]:
