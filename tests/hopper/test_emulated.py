@@ -183,6 +183,26 @@ def test_rows_that_outgrow_their_reference_are_computed_again(head_dim: int, mas
     agree(rising(600, head_dim), MASKS[mask])
 
 
+@pytest.mark.parametrize("mask", ["full", "causal", "long window"])
+def test_long_lines_that_are_lost_are_given_up_early(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = emulator.modules()
+    skip, given_up = kernel.skip, []
+
+    def noted(w: int, s: Any, stage: Any, phase: Any, turn: Any, count: Any, turns: bool) -> Any:
+        given_up.append(count)
+        return skip(w, s, stage, phase, turn, count, turns)
+
+    monkeypatch.setattr(kernel, "skip", noted)
+    q, k, v = rising(2600)
+    # The head whose scores rise along the way.
+    x = tuple(t[:, :1].contiguous() for t in (q, k, v))
+    agree(x, masks.window(1500, 5) if mask == "long window" else MASKS[mask])
+    assert max(given_up) > 8
+    given_up.clear()
+    agree(draw((300, 2600)), MASKS["full"])
+    assert max(given_up) == 0
+
+
 def test_large_values_are_computed_again_where_their_weights_overflow() -> None:
     q, k, v = rising(300)
     # Weights stay below 2^64, the sums of values do not.

@@ -54,6 +54,8 @@ from .score import LOG2E, in_base2, scored, slope_of, weights_of
 LN2 = gl.constexpr(0.6931471805599453)
 #: Sums from here on may have lost what is small: 2^64.
 LARGEST_SUM = gl.constexpr(1.8446744073709552e19)
+#: Tiles of a long line at least, and those before the first look at its sums.
+_LONG, _TRIAL = gl.constexpr(16), gl.constexpr(3)
 
 
 @gluon.jit
@@ -263,6 +265,7 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
     o = gl.full([LINES, C.DV], 0.0, gl.float32, o_layout)
     reference = gl.full([LINES], float("-inf"), gl.float32, r_layout)
     sums = row_sums(gl.full([LINES, C.BN], 0.0, gl.float32, s_layout), C.BN)
+    given_up = gl.to_tensor(0)
     if C.MASKED:
         stage, phase, turn = skip(w, s, stage, phase, turn, before, TURNS)
     if own > 0:
@@ -328,22 +331,35 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
                     j + 1 < own, m0, n0, slope, table, edges, True, False, True, True, TURNS,
                 )  # fmt: skip
         ONE_LOOP: gl.constexpr = C.MASKED and not C.BELOW
+        PARTS: gl.constexpr = 2 if FIXED else 1
         coming = gl.to_tensor(0)
         if C.ALIBI or ONE_LOOP:
             coming = tile_at(s, base, whole, masked, gl.minimum(start, own - 1))
-        for j in range(start, gl.where(whole == 0, 0, own) if ONE_LOOP else whole):
-            # Where a tile lies is asked by masks and by ALiBi alone.
-            n0 = coming * C.BN
-            hides = j >= whole
-            if C.ALIBI or ONE_LOOP:
-                coming = tile_at(s, base, whole, masked, gl.minimum(j + 1, own - 1))
-                edges = marks_of(s, m0, n0, table, edges)
-            if C.MASK == BITS:
-                hides = edges[0] != -2
-            p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
-                w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, j + 1 < own,
-                m0, n0, slope, table, edges, hides, False, ONE_LOOP, not FIXED, TURNS,
-            )  # fmt: skip
+        stop = gl.where(whole == 0, 0, own) if ONE_LOOP else whole
+        trial = stop
+        if FIXED:
+            # After some tiles of a long line there is a look at its sums: if they are lost already, so is the
+            # time that the others would take.
+            trial = gl.where(stop > _LONG, start + _TRIAL, stop)
+        for part in range(PARTS):
+            for j in range(gl.where(part == 0, start, trial), gl.where(part == 0, trial, stop)):
+                # Where a tile lies is asked by masks and by ALiBi alone.
+                n0 = coming * C.BN
+                hides = j >= whole
+                if C.ALIBI or ONE_LOOP:
+                    coming = tile_at(s, base, whole, masked, gl.minimum(j + 1, own - 1))
+                    edges = marks_of(s, m0, n0, table, edges)
+                if C.MASK == BITS:
+                    hides = edges[0] != -2
+                p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
+                    w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
+                    j + 1 < own, m0, n0, slope, table, edges, hides, False, ONE_LOOP, not FIXED, TURNS,
+                )  # fmt: skip
+            if FIXED and (part == 0) & (trial < stop):
+                lost = gl.max(gl.max(gl.max(gl.where(sums < LARGEST_SUM, 0, 1), 2), 1), 0) > 0
+                given_up = gl.where(lost, own - trial, given_up)
+                own = gl.where(lost, trial, own)
+                stop = gl.where(lost, trial, stop)
         if C.BELOW:
             for j in range(gl.maximum(start, whole), gl.where(whole == 0, 0, own)):
                 if (j < from_) | (j >= to):
@@ -364,9 +380,11 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
         mbarrier.arrive((s.k_empty if C.JOINED else s.v_empty).index(last_stage), count=1)
     elif C.OWN_OUT:
         mbarrier.arrive(s.q_empty.index(slot + w), count=1)
-    if C.MASKED:
-        stage, phase, turn = skip(w, s, stage, phase, turn, after, TURNS)
+    if C.MASKED or FIXED:
+        stage, phase, turn = skip(w, s, stage, phase, turn, after + given_up, TURNS)
     total = gl.convert_layout(gl.sum(gl.sum(sums, 2), 1), r_layout)
+    if FIXED:
+        total = gl.where(given_up > 0, float("inf"), total)
     broken = finish(w, s, slot, b, h, m0, o, reference, total, broken, FIXED)
     return stage, phase, turn, broken
 
