@@ -193,13 +193,14 @@ def test_long_lines_that_are_lost_are_given_up_early(mask: str, monkeypatch: pyt
         return skip(w, s, stage, phase, turn, count, turns)
 
     monkeypatch.setattr(kernel, "skip", noted)
+    monkeypatch.setattr(launch, "_LONG", 2048)
     q, k, v = rising(2600)
     # The head whose scores rise along the way.
     x = tuple(t[:, :1].contiguous() for t in (q, k, v))
     agree(x, masks.window(1500, 5) if mask == "long window" else MASKS[mask])
     assert max(given_up) > 8
     given_up.clear()
-    agree(draw((300, 2600)), MASKS["full"])
+    agree(draw((384, 2600)), MASKS["full"])
     assert max(given_up) == 0
 
 

@@ -95,7 +95,8 @@ class HopperBackend:
         from .sizes import kind_of, sizes_of, width_of
         from .variant import LINES
 
-        sizes = sizes_of(width_of(problem.head_dim, problem.v_head_dim), kind_of(form, problem.k_length))
+        width = width_of(problem.head_dim, problem.v_head_dim)
+        sizes = sizes_of(width, kind_of(form, width, problem.k_length))
         rows, keys = LINES * sizes["GROUPS"], sizes["BN"]
         how = f"fused Hopper kernel, forward in tiles of {rows} x {keys}"
         return replace(found, how=how, rows=rows, keys=keys)

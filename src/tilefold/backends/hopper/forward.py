@@ -331,13 +331,14 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
                     j + 1 < own, m0, n0, slope, table, edges, True, False, True, True, TURNS,
                 )  # fmt: skip
         ONE_LOOP: gl.constexpr = C.MASKED and not C.BELOW
-        PARTS: gl.constexpr = 2 if FIXED else 1
+        TRIAL: gl.constexpr = C.TRIAL and FIXED
+        PARTS: gl.constexpr = 2 if TRIAL else 1
         coming = gl.to_tensor(0)
         if C.ALIBI or ONE_LOOP:
             coming = tile_at(s, base, whole, masked, gl.minimum(start, own - 1))
         stop = gl.where(whole == 0, 0, own) if ONE_LOOP else whole
         trial = stop
-        if FIXED:
+        if TRIAL:
             # After some tiles of a long line there is a look at its sums: if they are lost already, so is the
             # time that the others would take.
             trial = gl.where(stop > _LONG, start + _TRIAL, stop)
@@ -355,7 +356,7 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
                     w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
                     j + 1 < own, m0, n0, slope, table, edges, hides, False, ONE_LOOP, not FIXED, TURNS,
                 )  # fmt: skip
-            if FIXED and (part == 0) & (trial < stop):
+            if TRIAL and (part == 0) & (trial < stop):
                 lost = gl.max(gl.max(gl.max(gl.where(sums < LARGEST_SUM, 0, 1), 2), 1), 0) > 0
                 given_up = gl.where(lost, own - trial, given_up)
                 own = gl.where(lost, trial, own)
@@ -380,10 +381,10 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
         mbarrier.arrive((s.k_empty if C.JOINED else s.v_empty).index(last_stage), count=1)
     elif C.OWN_OUT:
         mbarrier.arrive(s.q_empty.index(slot + w), count=1)
-    if C.MASKED or FIXED:
+    if C.MASKED or C.TRIAL:
         stage, phase, turn = skip(w, s, stage, phase, turn, after + given_up, TURNS)
     total = gl.convert_layout(gl.sum(gl.sum(sums, 2), 1), r_layout)
-    if FIXED:
+    if C.TRIAL and FIXED:
         total = gl.where(given_up > 0, float("inf"), total)
     broken = finish(w, s, slot, b, h, m0, o, reference, total, broken, FIXED)
     return stage, phase, turn, broken

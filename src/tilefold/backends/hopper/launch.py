@@ -24,6 +24,8 @@ from .variant import KINDS, LINES, LOG2E, Variant, blocks_of
 
 #: Scales above this are positive in float32 too.
 LEAST_SCALE = 1e-30
+#: Keys from which on a pass that is for nothing costs more than looking for it.
+_LONG = 4096
 #: Of the L2 cache, what keys and values of the pairs at work may take.
 _CACHED_BYTES = 32 << 20
 
@@ -35,12 +37,13 @@ def variant_of(work: Work) -> Variant:
     slopes = work.scores.alibi_slopes
     softcap, alibi = work.scores.softcap is not None, slopes is not None
     width = width_of(p.head_dim, p.v_head_dim)
-    sizes = sizes_of(width, kind_of(form, p.k_length))
+    sizes = sizes_of(width, kind_of(form, width, p.k_length))
+    fixed = p.dtype == torch.bfloat16
     masked = not (band and form.is_full and p.k_length % sizes["BN"] == 0)
     return Variant(
         D=width, DV=width, MASK=KINDS[form.kind], MASKED=masked, CAREFUL=not (band and form.is_full),
         INTERVALS=getattr(form, "count", 1), STEPPED=band and form.step != 1,
-        BELOW=band and form.lo is not None, FIXED=p.dtype == torch.bfloat16,
+        BELOW=band and form.lo is not None, FIXED=fixed, TRIAL=fixed and p.k_length >= _LONG,
         PLAIN=not softcap and not alibi and work.scores.scale > LEAST_SCALE, SOFTCAP=softcap, ALIBI=alibi,
         TABLES=alibi and p.positions.tables,
         SLOPE_ROWS=slopes is not None and slopes.dim() == 2 and p.positions.tables,

@@ -8,8 +8,8 @@ from tilefold.masks.band import Band
 
 #: Widths of tiles, for heads up to as wide.
 WIDTHS = (64, 128, 256)
-#: Keys of a short band at most, and of a long one at least.
-_FEW, _MANY = 1024, 16384
+#: Keys of a short band at most, by the width of heads, and of a long one at least.
+_FEW, _MANY = {64: 512, 128: 1024, 256: 0}, 16384
 
 _SHORT = {"BN": 64, "STAGES": 4, "GROUPS": 2, "REGISTERS": 240, "HELD": True, "EARLY": True}
 _MASKED = {"BN": 64, "STAGES": 4, "GROUPS": 3, "REGISTERS": 160, "SLOTS": 2, "JOINED": True}
@@ -17,6 +17,7 @@ _MASKED = {"BN": 64, "STAGES": 4, "GROUPS": 3, "REGISTERS": 160, "SLOTS": 2, "JO
 _SIZES: dict[str, dict[str, Any]] = {
     "64": _MASKED,
     "64/full": {"BN": 128, "STAGES": 3, "GROUPS": 3, "REGISTERS": 160, "SLOTS": 2, "JOINED": True},
+    "64/short band": {"BN": 128, "STAGES": 3, "GROUPS": 2, "REGISTERS": 240, "SLOTS": 2, "JOINED": True},
     "128": _SHORT,
     "128/band": {"BN": 64, "STAGES": 3, "GROUPS": 3, "REGISTERS": 160},
     "128/long band": {"BN": 128, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "HELD": True},
@@ -33,7 +34,7 @@ def width_of(head_dim: int, v_head_dim: int) -> int:
     return next(width for width in WIDTHS if max(head_dim, v_head_dim) <= width)
 
 
-def kind_of(form: Any, k_length: int) -> str:
+def kind_of(form: Any, width: int, k_length: int) -> str:
     """Of a lowered mask: "full", "band", with few keys "short band" and with many "long band", "window" (a
     band with a lower bound), "rows", "cols" or "bits".
     """
@@ -41,7 +42,7 @@ def kind_of(form: Any, k_length: int) -> str:
         return form.kind
     if form.is_full or form.lo is not None:
         return "full" if form.is_full else "window"
-    return "short band" if k_length <= _FEW else "band" if k_length < _MANY else "long band"
+    return "short band" if k_length <= _FEW[width] else "band" if k_length < _MANY else "long band"
 
 
 def sizes_of(width: int, kind: str) -> dict[str, Any]:

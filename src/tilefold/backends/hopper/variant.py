@@ -28,6 +28,7 @@ class Variant:
             finite leave a flag.
         STEPPED: the band shows every `step`-th key only. BELOW: it has a lower bound.
         FIXED: the reference of the softmax is that of the first tiles.
+        TRIAL: long lines are given up early if their sums are lost.
         PLAIN: the score is nothing but a positive scale times the product. SOFTCAP, ALIBI: options in use.
         TABLES: positions come from two tables. SLOPE_ROWS: each row has a slope of its own (packed
             documents).
@@ -54,6 +55,7 @@ class Variant:
     STEPPED: bool = False
     BELOW: bool = False
     FIXED: bool = False
+    TRIAL: bool = False
     PLAIN: bool = True
     SOFTCAP: bool = False
     ALIBI: bool = False
