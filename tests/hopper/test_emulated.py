@@ -159,12 +159,21 @@ def test_heads_of_every_size(dims: tuple[int, int], inside: bool) -> None:
         {"sink": torch.tensor([0.5, -3.0])},
         {"scale": 0.0},
         {"scale": -0.3},
+        {"bias": torch.randn(2, 200, 333, generator=torch.Generator().manual_seed(1)).bfloat16()},
+        {"bias": torch.linspace(-2, 2, 333), "softcap": 5.0, "sink": torch.tensor([0.5, -3.0])},
+        {"bias": torch.full((200, 1), torch.finfo(torch.float32).min), "sink": torch.tensor([0.5, 0.1])},
     ],
     ids=lambda options: "-".join(options),
 )
-@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("mask", ["full", "causal", "window"])
 def test_options_of_the_score(mask: str, options: dict[str, Any]) -> None:
     agree(draw((200, 333)), MASKS[mask], **options)
+
+
+def test_a_bias_may_hide_keys_and_whole_rows() -> None:
+    bias = torch.zeros(200, 333)
+    bias[:, 200:], bias[3], bias[64:128, 10] = -torch.inf, -torch.inf, torch.finfo(torch.float32).min
+    agree(draw((200, 333)), bias=bias)
 
 
 # The fixed reference.
@@ -348,7 +357,7 @@ def law_cases() -> list[tuple[Law, Case]]:
     every = [
         (law, case)
         for law, case in conformance.parameters()
-        if case.dtype in ("bf16", "fp16") and not case.bias and not case.dropout_p
+        if case.dtype in ("bf16", "fp16") and not case.dropout_p
     ]
     return random.Random(0).sample(every, 40)
 

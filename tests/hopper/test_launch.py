@@ -159,12 +159,14 @@ def test_what_a_call_needs_is_compiled_in() -> None:
         (Scores(-1.0), False),
         (Scores(1.0, softcap=20.0), False),
         (Scores(1.0, alibi_slopes=torch.ones(4)), False),
+        (Scores(1.0, bias=torch.ones(512, 640)), False),
     ],
 )
 def test_a_plain_score_goes_into_the_exponent(scores: Scores, plain: bool) -> None:
     C = launch.variant_of(dataclasses.replace(work(), scores=scores))
     assert plain == C.PLAIN
     assert (scores.softcap is not None, scores.alibi_slopes is not None) == (C.SOFTCAP, C.ALIBI)
+    assert (scores.bias is not None) == C.BIAS == (not C.FIXED)
 
 
 # Who declines.
@@ -176,7 +178,6 @@ def test_a_plain_score_goes_into_the_exponent(scores: Scores, plain: bool) -> No
         ({"dtype": torch.float32}, "bfloat16 and float16, and the inputs are float32"),
         ({"head_dim": 257}, "query and key heads of size 1 to 256, not 257"),
         ({"v_head_dim": 512}, "value heads of size 1 to 256, not 512"),
-        ({"options": ("bias",)}, "does not have a bias"),
         ({"options": ("dropout",)}, "does not have dropout"),
         ({"k_length": 0}, "no empty tensor"),
         ({"backend": None}, "when they are asked for by name"),
@@ -193,7 +194,7 @@ def test_what_the_kernel_does_not_have_is_declined(change: dict[str, object], re
 def test_all_reasons_are_given_at_once() -> None:
     p = dataclasses.replace(ASKED, dtype=torch.float32, head_dim=300, options=("bias", "dropout"))
     with tuned.assuming("sm90"):
-        assert len(backend.why_not(p, BANDS[0])) == 4
+        assert len(backend.why_not(p, BANDS[0])) == 3
 
 
 @pytest.mark.parametrize("arch", ["sm80", "sm100"])

@@ -23,7 +23,7 @@ ARCHITECTURE = "sm90"
 #: The widest head that the kernel holds.
 WIDEST = 256
 #: Options of the score that the kernel does not have, and how a sentence calls them.
-_MISSING = {"bias": "a bias", "dropout": "dropout"}
+_MISSING = {"dropout": "dropout"}
 
 
 def _refusal(device: str) -> str | None:

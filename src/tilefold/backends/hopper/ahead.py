@@ -14,7 +14,8 @@ from .forward import forward_kernel
 from .variant import Variant, blocks_of
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-_POINTERS = {"lse": "*fp32", "sink": "*fp32", "slopes": "*fp32", "cap": "fp32"}
+_POINTERS = {"lse": "*fp32", "bias": "*bf16", "sink": "*fp32", "slopes": "*fp32", "cap": "fp32"}
+_POINTERS |= dict.fromkeys(("bias_b", "bias_h", "bias_q", "bias_k"), "i64")
 _INTEGERS = (
     "flags", "work", "starts", "tiles", "counts", "bounds", "index", "row_table", "key_table",
 )  # fmt: skip

@@ -49,7 +49,7 @@ from .program import (
     told,
     write,
 )
-from .score import LOG2E, in_base2, scored, slope_of, weights_of
+from .score import bias_of, in_base2, power, scored, slope_of, unit_of, weights_of
 
 LN2 = gl.constexpr(0.6931471805599453)
 #: Sums from here on may have lost what is small: 2^64.
@@ -185,7 +185,7 @@ def product(w: gl.constexpr, s, q, stage, turn, TURNS: gl.constexpr):
 @gluon.jit
 def step(
     w: gl.constexpr, s, q, ready, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, more, m0,
-    n0, slope, table, edges, hides, READY: gl.constexpr, MASKED: gl.constexpr, ONLINE: gl.constexpr,
+    n0, slope, bias, table, edges, hides, READY: gl.constexpr, MASKED: gl.constexpr, ONLINE: gl.constexpr,
     TURNS: gl.constexpr,
 ):  # fmt: skip
     """`q k^T` of one tile of keys unless it is `ready`, `p v` of the one before, and the softmax of this one,
@@ -211,13 +211,13 @@ def step(
         scores = warpgroup_mma_wait(1, [sent])
     if not C.JOINED:
         mbarrier.arrive(s.k_empty.index(stage), count=1)
-    scores = scored(s, scores, m0, n0, slope, s_layout)
+    scores = scored(s, scores, m0, n0, slope, bias, s_layout)
     if MASKED and hides:
         scores = gl.where(visible(s, m0, n0, table, edges, s_layout), scores, float("-inf"))
     if ONLINE:
         found = gl.maximum(reference, in_base2(s, gl.max(scores, 1)))
         base = gl.where(found == float("-inf"), 0.0, found)
-        alpha = gl.exp2(reference - base)
+        alpha = power(s, reference - base)
         reference = found
         spread = gl.convert_layout(alpha, gl.SliceLayout(1, gl.SliceLayout(2, sums.type.layout)))
         sums = sums * spread[:, None][:, :, None]
@@ -262,6 +262,7 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
     rows = m0 + gl.arange(0, LINES, r_layout)
     edges = edges_of(s, rows, table)
     slope = slope_of(s, b, h, rows)
+    bias = bias_of(s, b, h)
     o = gl.full([LINES, C.DV], 0.0, gl.float32, o_layout)
     reference = gl.full([LINES], float("-inf"), gl.float32, r_layout)
     sums = row_sums(gl.full([LINES, C.BN], 0.0, gl.float32, s_layout), C.BN)
@@ -296,12 +297,12 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
             mbarrier.arrive(s.k_empty.index(last_stage), count=1)
         n0 = tile_at(s, base, whole, masked, 0) * C.BN
         edges = marks_of(s, m0, n0, table, edges)
-        scores = scored(s, scores, m0, n0, slope, s_layout)
+        scores = scored(s, scores, m0, n0, slope, bias, s_layout)
         if C.MASKED and whole == 0:
             scores = gl.where(visible(s, m0, n0, table, edges, s_layout), scores, float("-inf"))
         reference = in_base2(s, gl.max(scores, 1))
         shift = reference
-        if C.MASKED:
+        if C.MASKED or C.BIAS:
             shift = gl.where(reference == float("-inf"), 0.0, reference)
         weights = weights_of(s, scores, shift)
         sums = row_sums(weights, C.BN)
@@ -315,7 +316,7 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
                 edges = marks_of(s, m0, n0, table, edges)
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                     w, s, q, ready, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
-                    own > 2, m0, n0, slope, table, edges, whole == 1, True, C.MASKED, not FIXED, TURNS,
+                    own > 2, m0, n0, slope, bias, table, edges, whole == 1, True, C.MASKED, not FIXED, TURNS,
                 )  # fmt: skip
             else:
                 mbarrier.wait(s.k_full.index(stage), phase, pred=own > 1)
@@ -328,7 +329,7 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
                 edges = marks_of(s, m0, n0, table, edges)
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                     w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
-                    j + 1 < own, m0, n0, slope, table, edges, True, False, True, True, TURNS,
+                    j + 1 < own, m0, n0, slope, bias, table, edges, True, False, True, True, TURNS,
                 )  # fmt: skip
         ONE_LOOP: gl.constexpr = C.MASKED and not C.BELOW
         TRIAL: gl.constexpr = C.TRIAL and FIXED
@@ -354,7 +355,7 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
                     hides = edges[0] != -2
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                     w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
-                    j + 1 < own, m0, n0, slope, table, edges, hides, False, ONE_LOOP, not FIXED, TURNS,
+                    j + 1 < own, m0, n0, slope, bias, table, edges, hides, False, ONE_LOOP, not FIXED, TURNS,
                 )  # fmt: skip
             if TRIAL and (part == 0) & (trial < stop):
                 lost = gl.max(gl.max(gl.max(gl.where(sums < LARGEST_SUM, 0, 1), 2), 1), 0) > 0
@@ -367,7 +368,7 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
                     n0 = tile_at(s, base, whole, masked, j) * C.BN
                     p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                         w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
-                        j + 1 < own, m0, n0, slope, table, edges, True, False, True, not FIXED, TURNS,
+                        j + 1 < own, m0, n0, slope, bias, table, edges, True, False, True, not FIXED, TURNS,
                     )  # fmt: skip
                 else:
                     stage, phase, turn = skip(w, s, stage, phase, turn, 1, TURNS)
@@ -410,17 +411,21 @@ def finish(w: gl.constexpr, s, slot, b, h, m0, o, reference, total, broken, FIXE
     lost = (total < LARGEST_SUM) == 0
     if C.SINK:
         own_sink = gl.load(s.sink + h).to(gl.float32)
-        logit = own_sink * LOG2E
+        logit = own_sink * unit_of(C)
         lonely = (reference == float("-inf")) & (total == 0.0)
         top = gl.maximum(reference, logit)
         top = gl.where(top == float("-inf"), 0.0, top)
-        alpha = gl.exp2(reference - top)
-        total = total * alpha + gl.exp2(logit - top)
+        alpha = power(s, reference - top)
+        total = total * alpha + power(s, logit - top)
         o = o * gl.convert_layout(alpha, gl.SliceLayout(1, o_layout))[:, None]
         reference = top
     alive = total != 0.0
     divisor = gl.where(alive, total, 1.0)
-    lse = gl.where(alive, (reference + log2(divisor)) * LN2, float("-inf"))
+    if C.BIAS:
+        lse = reference + log2(divisor) * LN2
+    else:
+        lse = (reference + log2(divisor)) * LN2
+    lse = gl.where(alive, lse, float("-inf"))
     if C.SINK:
         # Rows that see nothing have the sink itself, not rounded on the way through base 2.
         lse = gl.where(lonely, own_sink, lse)
@@ -463,12 +468,13 @@ def finish(w: gl.constexpr, s, slot, b, h, m0, o, reference, total, broken, FIXE
     do_not_specialize=[
         "heads", "group", "q_length", "k_length", "lines", "lo", "hi", "step",
         "capacity", "table_b", "table_h", "slope_b", "slope_h", "q_step", "k_step", "base",
-        "batch_origin",
+        "batch_origin", "bias_b", "bias_h", "bias_q", "bias_k",
     ]
 )  # fmt: skip
 def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, lse, flags, work, starts, heads, group, q_length, k_length,
-    lines, lo, hi, step, tiles, counts, capacity, table_b, table_h, bounds, index, sink,
+    lines, lo, hi, step, tiles, counts, capacity, table_b, table_h, bounds, index, bias,
+    bias_b: gl.int64, bias_h: gl.int64, bias_q: gl.int64, bias_k: gl.int64, sink,
     slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table, key_table, batch_origin, scale,
     C: gl.constexpr,
 ):  # fmt: skip
@@ -522,9 +528,9 @@ def forward_kernel(
     s = Shared(
         q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full, k_empty,
         v_full, v_empty, turn, ended, decided, words, verdict, lse, flags, work + first, gl.load(starts +
-        program + 1) - first, tiles, counts, bounds, index, sink, slopes, slope_b, slope_h, cap, q_step,
-        k_step, base, row_table, key_table, batch_origin, heads, group, q_length, k_length, lines, lo, hi,
-        step, capacity, table_b, table_h, scale, C,
+        program + 1) - first, tiles, counts, bounds, index, bias, bias_b, bias_h, bias_q, bias_k, sink,
+        slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table, key_table, batch_origin, heads, group,
+        q_length, k_length, lines, lo, hi, step, capacity, table_b, table_h, scale, C,
     )  # fmt: skip
     if C.GROUPS == 2:
         gl.warp_specialize(

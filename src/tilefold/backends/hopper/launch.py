@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tilefold.backends.triton.arguments import Kept, MaskArguments, dtypes, of_mask
+from tilefold.backends.triton.arguments import Kept, MaskArguments, dtypes, of_mask, strides_of_bias
 from tilefold.backends.triton.lists import Lists, lists_of
 from tilefold.cost.grid import section
 from tilefold.masks.band import Band
@@ -37,14 +37,17 @@ def variant_of(work: Work) -> Variant:
     slopes = work.scores.alibi_slopes
     softcap, alibi = work.scores.softcap is not None, slopes is not None
     width = width_of(p.head_dim, p.v_head_dim)
-    sizes = sizes_of(width, kind_of(form, width, p.k_length))
-    fixed = p.dtype == torch.bfloat16
+    bias = work.scores.bias is not None
+    sizes = sizes_of(width, "bias" if bias else kind_of(form, width, p.k_length))
+    # A bias may hide the first tiles, whose scores would be a poor reference.
+    fixed = p.dtype == torch.bfloat16 and not bias
     masked = not (band and form.is_full and p.k_length % sizes["BN"] == 0)
     return Variant(
         D=width, DV=width, MASK=KINDS[form.kind], MASKED=masked, CAREFUL=not (band and form.is_full),
         INTERVALS=getattr(form, "count", 1), STEPPED=band and form.step != 1,
         BELOW=band and form.lo is not None, FIXED=fixed, TRIAL=fixed and p.k_length >= _LONG,
-        PLAIN=not softcap and not alibi and work.scores.scale > LEAST_SCALE, SOFTCAP=softcap, ALIBI=alibi,
+        PLAIN=not (softcap or alibi or bias) and work.scores.scale > LEAST_SCALE, SOFTCAP=softcap,
+        ALIBI=alibi, BIAS=bias,
         TABLES=alibi and p.positions.tables,
         SLOPE_ROWS=slopes is not None and slopes.dim() == 2 and p.positions.tables,
         SINK=work.scores.sink is not None, **sizes,
@@ -111,23 +114,25 @@ class _Made(NamedTuple):
 
 
 def _of_scores(work: Work, nothing: Tensor) -> list[Any]:
-    """From `sink` to `scale`. Pointers that a variant has no use for point to `nothing`."""
+    """From `bias` to `scale`. Pointers that a variant has no use for point to `nothing`."""
     scores, p = work.scores, work.problem
     at, cap, slopes = p.positions, scores.softcap, scores.alibi_slopes
-    scale = scores.scale * LOG2E if cap is None else scores.scale / cap
+    unit = LOG2E if scores.bias is None else 1.0
+    scale = scores.scale * unit if cap is None else scores.scale / cap
+    bias = (nothing, 0, 0, 0, 0) if scores.bias is None else (scores.bias, *strides_of_bias(scores.bias))
     strides = (0, 0) if slopes is None else (slopes.stride(0) if slopes.dim() == 2 else 0, slopes.stride(-1))
     row_table, key_table = (x.contiguous() for x in work.tables) if at.tables else (nothing, nothing)
     diagonal = p.k_length - p.q_length if at.diagonal is None else at.diagonal
     return [
-        nothing if scores.sink is None else scores.sink.contiguous(), nothing if slopes is None else slopes,
-        *strides, (cap or 1.0) * LOG2E, at.q_step, at.k_step, at.q_origin + diagonal - at.k_origin, row_table,
-        key_table, at.batch_origin, scale,
+        *bias, nothing if scores.sink is None else scores.sink.contiguous(),
+        nothing if slopes is None else slopes, *strides, (cap or 1.0) * unit, at.q_step, at.k_step,
+        at.q_origin + diagonal - at.k_origin, row_table, key_table, at.batch_origin, scale,
     ]  # fmt: skip
 
 
 @functools.cache
 def _run(variant: Variant, types: tuple[Any, ...]) -> Run:
-    """`types`: dtypes of what the variant does not tell: sink and slopes."""
+    """`types`: dtypes of what the variant does not tell."""
     return Run(forward_kernel, variant)
 
 
@@ -152,11 +157,11 @@ def _make(work: Work, _: str, heads_outside: Any) -> _Made:
     # TMA writes rows that start at multiples of 16 bytes.
     d = -(-p.v_head_dim // 8) * 8
     strides = (H * L * d, L * d, d, 1) if heads_outside else (L * H * d, d, H * d, 1)
-    options = (work.scores.sink, work.scores.alibi_slopes)
+    options = (work.scores.bias, work.scores.sink, work.scores.alibi_slopes)
     bare = all(x is None for x in options) and not p.positions.tables
     flags, mend = (B * H * -(-L // LINES), Repair(work)) if C.CAREFUL else (0, None)
     return _Made(
-        _run(C, dtypes(work)[1:3]), tuple(map(Maps, blocks_of(C))), bare, flags, mend, jobs, (B, H, L, d),
+        _run(C, dtypes(work)), tuple(map(Maps, blocks_of(C))), bare, flags, mend, jobs, (B, H, L, d),
         strides, (L * H, 1, H), numbers, mask, {},
     )  # fmt: skip
 

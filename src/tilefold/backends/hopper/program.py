@@ -45,6 +45,11 @@ class Shared:
     counts: gl.tensor
     bounds: gl.tensor
     index: gl.tensor
+    bias: gl.tensor
+    bias_b: gl.tensor
+    bias_h: gl.tensor
+    bias_q: gl.tensor
+    bias_k: gl.tensor
     sink: gl.tensor
     slopes: gl.tensor
     slope_b: gl.tensor
@@ -74,9 +79,9 @@ class Shared:
     def __init__(
         self, q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full,
         k_empty, v_full, v_empty, turn, ended, decided, words, verdict, lse, flags, work, items, tiles,
-        counts, bounds, index, sink, slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table,
-        key_table, batch_origin, heads, group, q_length, k_length, lines, lo, hi, step, capacity, table_b,
-        table_h, scale, C,
+        counts, bounds, index, bias, bias_b, bias_h, bias_q, bias_k, sink, slopes, slope_b, slope_h, cap,
+        q_step, k_step, base, row_table, key_table, batch_origin, heads, group, q_length, k_length, lines, lo,
+        hi, step, capacity, table_b, table_h, scale, C,
     ):  # fmt: skip
         self.q_desc = q_desc
         self.k_desc = k_desc
@@ -105,6 +110,11 @@ class Shared:
         self.counts = counts
         self.bounds = bounds
         self.index = index
+        self.bias = bias
+        self.bias_b = bias_b
+        self.bias_h = bias_h
+        self.bias_q = bias_q
+        self.bias_k = bias_k
         self.sink = sink
         self.slopes = slopes
         self.slope_b = slope_b

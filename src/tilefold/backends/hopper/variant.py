@@ -29,7 +29,8 @@ class Variant:
         STEPPED: the band shows every `step`-th key only. BELOW: it has a lower bound.
         FIXED: the reference of the softmax is that of the first tiles.
         TRIAL: long lines are given up early if their sums are lost.
-        PLAIN: the score is nothing but a positive scale times the product. SOFTCAP, ALIBI: options in use.
+        PLAIN: the score is nothing but a positive scale times the product.
+        SOFTCAP, ALIBI, BIAS: options in use.
         TABLES: positions come from two tables. SLOPE_ROWS: each row has a slope of its own (packed
             documents).
         SINK: each head has a sink.
@@ -59,6 +60,7 @@ class Variant:
     PLAIN: bool = True
     SOFTCAP: bool = False
     ALIBI: bool = False
+    BIAS: bool = False
     TABLES: bool = False
     SLOPE_ROWS: bool = False
     SINK: bool = False
