@@ -101,12 +101,18 @@ def test_float16_has_no_second_pass() -> None:
     assert len(instructions(online)) < 0.7 * len(instructions(fixed))
 
 
-@pytest.mark.parametrize("option", ["SOFTCAP", "ALIBI"])
+@pytest.mark.parametrize("kind", ["full", "band", "window"])
+@pytest.mark.parametrize("period", [1, 8])
+def test_heads_that_share_tiles_compile(period: int, kind: str) -> None:
+    assert resources(of(variant(128, kind, PERIOD=period))).shared <= SHARED
+
+
+@pytest.mark.parametrize("option", ["SOFTCAP", "ALIBI", "BIAS"])
 @pytest.mark.parametrize("width", [64, 128, 256])
 def test_options_of_the_score_compile(width: int, option: str) -> None:
     made = of(variant(width, "band", PLAIN=False, **{option: True}))
     assert resources(made).shared <= SHARED
-    assert ("abs" in made.asm["ptx"]) or option == "SOFTCAP"
+    assert ("abs" in made.asm["ptx"]) or option != "ALIBI"
 
 
 @pytest.mark.parametrize("mask", [BAND, ROWS, BITS])

@@ -66,7 +66,7 @@ def draw(
     return one(heads[0], lengths[0]), one(heads[1], lengths[1]), one(heads[1], lengths[1])
 
 
-def hopper(x: Tensors, mask: Mask | None = None, **options: Any) -> tuple[Tensor, Tensor]:
+def work_of(x: Tensors, mask: Mask | None = None, **options: Any) -> Work:
     q, k, v = x
     (B, H, L, D), (Hk, Lk) = q.shape, k.shape[1:3]
     whole = masks.full() if mask is None else mask
@@ -75,7 +75,11 @@ def hopper(x: Tensors, mask: Mask | None = None, **options: Any) -> tuple[Tensor
     scores = Scores(options.pop("scale", D**-0.5), **options)
     problem = Problem(B, H, Hk, L, Lk, D, v.shape[3], q.dtype, "cpu", options=scores.flags)
     form = masks.lower(spec, held, B, H, L, Lk, "cpu")
-    return launch.forward(Work(problem, q, k, v, form, scores))
+    return Work(problem, q, k, v, form, scores)
+
+
+def hopper(x: Tensors, mask: Mask | None = None, **options: Any) -> tuple[Tensor, Tensor]:
+    return launch.forward(work_of(x, mask, **options))
 
 
 def right(x: Tensors, mask: Mask | None = None, **options: Any) -> tuple[Tensor, Tensor]:
@@ -174,6 +178,26 @@ def test_a_bias_may_hide_keys_and_whole_rows() -> None:
     bias = torch.zeros(200, 333)
     bias[:, 200:], bias[3], bias[64:128, 10] = -torch.inf, -torch.inf, torch.finfo(torch.float32).min
     agree(draw((200, 333)), bias=bias)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("mask", ["full", "causal", "window", "dilated"])
+@pytest.mark.parametrize("length", [1, 4, 32])
+def test_query_heads_of_a_key_head_share_tiles_when_rows_are_few(
+    length: int, mask: str, inside: bool, emulated: list[Tensor]
+) -> None:
+    x = draw((length, 333), heads=(12, 3), batch=2, inside=inside)
+    assert bool(launch._period(work_of(x, MASKS[mask]))) == (length == 1 or not inside)
+    agree(x, MASKS[mask])
+    x[2][1, 1, 5] = float("nan")
+    out, _ = hopper(x, masks.window(40, 0))
+    assert not out.isnan().any()
+    assert all(not flags.any() for flags in emulated[:-1])
+    # What is hidden but in a tile that is visited leaves a flag for the heads that met it.
+    x[2][1, 1, 5], x[2][0, 2, -45] = 0.0, float("nan")
+    hopper(x, masks.window(40, 0))
+    met = [bool(emulated[-1].view(2, 12)[b, 4 * h].any()) for b in range(2) for h in range(3)]
+    assert met == [False, False, True, False, False, False]
 
 
 # The fixed reference.

@@ -39,6 +39,7 @@ from .program import (
     how_many_again,
     is_broken,
     load_work,
+    lse_of,
     place_of,
     read,
     shares_of,
@@ -438,12 +439,18 @@ def finish(w: gl.constexpr, s, slot, b, h, m0, o, reference, total, broken, FIXE
         lse = gl.where(lost, float("nan"), lse)
         broken = broken | gl.where(lost & inside, 1, 0)
     if C.CAREFUL:
-        granules = (s.q_length + LINES - 1) // LINES
         # With a fixed reference, rows that are spoiled come again.
         found = 0
         if not FIXED:
             found = gl.max(gl.where(spoiled & inside, 1, 0), 0)
-        gl.store(s.flags + (b * s.heads + h) * granules + m0 // LINES, found, mask=m0 < s.q_length)
+        if C.PERIOD:
+            # One of each head, whose rows all lie here.
+            group = s.q_length // C.PERIOD
+            at = s.flags + ((b * s.heads + h) * group + rows // C.PERIOD)
+            gl.store(at, gl.full([LINES], 0, gl.int32, r_layout) + found, mask=inside)
+        else:
+            granules = (s.q_length + LINES - 1) // LINES
+            gl.store(s.flags + (b * s.heads + h) * granules + m0 // LINES, found, mask=m0 < s.q_length)
     if C.HALVES:
         halves = gl.permute(o.to(dtype).reshape([LINES, 2, C.DV // 2]), (0, 2, 1))
         left, right = gl.split(halves)
@@ -456,8 +463,7 @@ def finish(w: gl.constexpr, s, slot, b, h, m0, o, reference, total, broken, FIXE
         send(s, s.o_smem.index(w), o.to(dtype), [b, h, m0, 0])
     else:
         send(s, s.q_smem.index(slot + w), o.to(dtype), [b, h, m0, 0])
-    at = s.lse + ((b.to(gl.int64) * s.q_length + rows) * s.heads + h)
-    gl.store(at, lse, mask=inside)
+    gl.store(lse_of(s, b, h, rows), lse, mask=inside)
     if not C.OWN_OUT:
         copy_out_wait(0)
         mbarrier.arrive(s.q_empty.index(slot + w), count=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from tilefold.cost.grid import section
 from tilefold.masks.band import Band
 from tilefold.masks.context import capturing
 from tilefold.planning.backend import Work
+from tilefold.problem import Problem
 
 from .dialect import Maps, Run, Tail
 from .forward import forward_kernel
@@ -26,12 +28,14 @@ from .variant import KINDS, LINES, LOG2E, Variant, blocks_of
 LEAST_SCALE = 1e-30
 #: Keys from which on a pass that is for nothing costs more than looking for it.
 _LONG = 4096
+#: Rows with which the query heads of a key head share tiles.
+_FEW_ROWS = (1, 2, 4, 8, 16, 32)
 #: Of the L2 cache, what keys and values of the pairs at work may take.
 _CACHED_BYTES = 32 << 20
 
 
-def variant_of(work: Work) -> Variant:
-    """The kernel of a call."""
+def variant_of(work: Work, period: int = 0) -> Variant:
+    """The kernel of a call; `period` of `_period`."""
     p, form = work.problem, work.form
     band = isinstance(form, Band)
     slopes = work.scores.alibi_slopes
@@ -50,7 +54,7 @@ def variant_of(work: Work) -> Variant:
         ALIBI=alibi, BIAS=bias,
         TABLES=alibi and p.positions.tables,
         SLOPE_ROWS=slopes is not None and slopes.dim() == 2 and p.positions.tables,
-        SINK=work.scores.sink is not None, **sizes,
+        SINK=work.scores.sink is not None, PERIOD=period, **sizes,
     )  # fmt: skip
 
 
@@ -59,9 +63,31 @@ def _cores(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def schedule(work: Work, rows: int, keys: int, lists: Lists | None, mask: MaskArguments) -> Schedule:
-    """Who does what."""
-    p, form, device = work.problem, work.form, work.q.device
+def _period(work: Work) -> int:
+    """Rows of a head, if there are so few that the query heads of a key head share tiles, else 0."""
+    p, scores, q = work.problem, work.scores, work.q
+    few = p.group > 1 and p.q_length in _FEW_ROWS and isinstance(work.form, Band)
+    plain = scores.bias is None and scores.sink is None and scores.alibi_slopes is None
+    # Rows and heads have to lie in memory as one dimension.
+    return p.q_length if few and plain and (p.q_length == 1 or _in_line(q)) else 0
+
+
+def _in_line(x: Tensor) -> bool:
+    return x.stride(1) == x.shape[2] * x.stride(2)
+
+
+def _shared(x: Tensor, heads: int) -> Tensor:
+    """`x [B, H, L, D]` as `[B, heads, H / heads * L, D]`."""
+    B, H, L, D = x.shape
+    row = x.stride(1) if L == 1 else x.stride(2)
+    return x.as_strided((B, heads, H // heads * L, D), (x.stride(0), H // heads * x.stride(1), row, 1))
+
+
+def schedule(
+    p: Problem, form: Any, device: torch.device, C: Variant, lists: Lists | None, mask: MaskArguments
+) -> Schedule:
+    """Who does what; `p` with heads and rows as the kernel sees them."""
+    rows, keys = LINES * C.GROUPS, C.BN
     lines, pairs, group = -(-p.q_length // rows), p.batch * p.q_heads, max(p.group, 1)
     programs = min(_cores(device), lines * pairs)
     size = p.k_length * (p.head_dim + p.v_head_dim) * p.dtype.itemsize
@@ -72,7 +98,9 @@ def schedule(work: Work, rows: int, keys: int, lists: Lists | None, mask: MaskAr
         return of_lists(lists.counts, lists.order, tables, p.k_length, keys, span, programs)
     if capturing(device):
         return of_ranks(lines, pairs, span, programs, form.hi is not None, device)
-    costs = [float(n) for n in visits(form, p.q_length, p.k_length, rows, keys)]
+    costs = [float(n) for n in visits(form, C.PERIOD or p.q_length, p.k_length, rows, keys)]
+    if C.PERIOD:
+        costs = costs[:1] * lines
     return of_costs(costs, keys, pairs, group if form.is_full else span, programs, device)
 
 
@@ -136,8 +164,12 @@ def _run(variant: Variant, types: tuple[Any, ...]) -> Run:
     return Run(forward_kernel, variant)
 
 
-def _make(work: Work, _: str, heads_outside: Any) -> _Made:
-    p, form, C = work.problem, work.form, variant_of(work)
+def _make(work: Work, _: str, more: Any) -> _Made:
+    heads_outside, period = more
+    p, form, C = work.problem, work.form, variant_of(work, period)
+    B, H, L = p.batch, p.q_heads, p.q_length
+    if period:
+        p = replace(p, q_heads=p.k_heads, q_length=p.group * L)
     rows, lists = LINES * C.GROUPS, None
     if not isinstance(form, Band):
         lists = lists_of(form, p.q_length, p.k_length, rows, C.BN, by_key=False)
@@ -145,7 +177,7 @@ def _make(work: Work, _: str, heads_outside: Any) -> _Made:
     if mask.bounds is not None and mask.bounds.numel() == 0:
         # Words of bits without a mixed granule: what is read there counts for nothing, but it is read.
         mask = mask._replace(bounds=mask.bounds.new_zeros(2 * LINES))
-    jobs = schedule(work, rows, C.BN, lists, mask)
+    jobs = schedule(p, form, work.q.device, C, lists, mask)
     tiles, counts, bounds, index = (
         jobs.work if x is None else x for x in (mask.tiles, mask.counts, mask.bounds, mask.index)
     )
@@ -153,7 +185,6 @@ def _make(work: Work, _: str, heads_outside: Any) -> _Made:
         jobs.work, jobs.starts, p.q_heads, max(p.group, 1), p.q_length, p.k_length, -(-p.q_length // rows),
         mask.lo, mask.hi, mask.step, tiles, counts, mask.capacity, mask.table_b, mask.table_h, bounds, index,
     ]  # fmt: skip
-    B, H, L = p.batch, p.q_heads, p.q_length
     # TMA writes rows that start at multiples of 16 bytes.
     d = -(-p.v_head_dim // 8) * 8
     strides = (H * L * d, L * d, d, 1) if heads_outside else (L * H * d, d, H * d, 1)
@@ -171,27 +202,29 @@ kept = Kept(_make)
 _held_by_graphs: list[_Made] = []
 
 
-def _made_for(work: Work) -> _Made:
+def _made_for(work: Work, period: int) -> _Made:
     """What the call needs; what is made inside the capture of a graph is that graph's own."""
-    heads_outside = work.q.stride(1) >= work.q.stride(2)
+    more = work.q.stride(1) >= work.q.stride(2), period
     if not capturing(work.q.device):
-        return kept.get(work, "", heads_outside)
-    _held_by_graphs.append(_make(work, "", heads_outside))
+        return kept.get(work, "", more)
+    _held_by_graphs.append(_make(work, "", more))
     return _held_by_graphs[-1]
 
 
 def forward(work: Work) -> tuple[Tensor, Tensor]:
     """`(out, lse)`: out with its heads outside or inside its rows as q has them, lse in order B, L, H."""
-    made, q = _made_for(work), work.q
-    device = q.device
+    q, period = work.q, _period(work)
+    made, device = _made_for(work, period), q.device
     room = torch.empty_strided(made.out_shape, made.out_strides, dtype=q.dtype, device=device)
     lse = torch.empty_strided(made.out_shape[:3], made.lse_strides, dtype=torch.float32, device=device)
     flags = torch.empty(made.flags, dtype=torch.int32, device=device) if made.flags else lse
     width = work.problem.v_head_dim
     out = room if width == made.out_shape[3] else room[..., :width]
-    made.run(
-        made.schedule.programs, made.maps, (q, work.k, work.v, out), (lse, flags), made.tail(work), device
-    )
+    mapped = (q, work.k, work.v, out)
+    if period:
+        heads = work.problem.k_heads
+        mapped = (_shared(q, heads), work.k, work.v, _shared(out, heads))
+    made.run(made.schedule.programs, made.maps, mapped, (lse, flags), made.tail(work), device)
     if made.mend is not None:
         made.mend(work, flags, out, lse)
     if out is not room:

@@ -7,6 +7,7 @@
 
 from . import variant
 from .dialect import gl, gluon
+from .program import away_of
 
 BAND = gl.constexpr(variant.BAND)
 ROWS = gl.constexpr(variant.ROWS)
@@ -27,7 +28,9 @@ def visible(s, m0, n0, table, edges, S_LAYOUT: gl.constexpr):
     keys = gl.arange(0, C.BN, gl.SliceLayout(0, S_LAYOUT))
     if C.MASK == BAND:
         rows = m0 + gl.arange(0, LINES, gl.SliceLayout(1, S_LAYOUT))
-        away = s.k_length - s.q_length - n0
+        if C.PERIOD:
+            rows = rows % C.PERIOD
+        away = away_of(s) - n0
         end = gl.minimum(rows + (away + s.hi + 1), s.k_length - n0)
         seen = keys[None, :] < end[:, None]
         if C.BELOW:

@@ -184,10 +184,34 @@ def place_of(s, work):
 
 
 @gluon.jit
+def away_of(s):
+    """How far the diagonal is to the right of that of a square."""
+    C: gl.constexpr = s.C
+    if C.PERIOD:
+        return s.k_length - C.PERIOD
+    else:
+        return s.k_length - s.q_length
+
+
+@gluon.jit
+def lse_of(s, b, h, rows):
+    """Where the lse of rows lies."""
+    C: gl.constexpr = s.C
+    if C.PERIOD:
+        group = s.q_length // C.PERIOD
+        row = b.to(gl.int64) * C.PERIOD + rows % C.PERIOD
+        return s.lse + (row * (s.heads * group) + h * group + rows // C.PERIOD)
+    else:
+        return s.lse + ((b.to(gl.int64) * s.q_length + rows) * s.heads + h)
+
+
+@gluon.jit
 def keys_of(s, first, last):
     """The tiles of keys `[begin, stop)` that rows from `first` to `last` of a band see."""
     C: gl.constexpr = s.C
-    away = s.k_length - s.q_length
+    away = away_of(s)
+    if C.PERIOD:
+        first, last = 0, C.PERIOD - 1
     start = gl.minimum(gl.maximum(first + away + s.lo, 0), s.k_length)
     end = gl.maximum(gl.minimum(last + away + s.hi + 1, s.k_length), start)
     begin = start // C.BN
@@ -207,10 +231,12 @@ def tiles_of(s, work, line, table):
     else:
         first = line * BM
         last = gl.minimum(first + BM, s.q_length) - 1
+        if C.PERIOD:
+            first, last = 0, C.PERIOD - 1
         begin, stop = keys_of(s, first, last)
         whole_begin, whole_stop = begin, stop
         if C.MASKED:
-            away = s.k_length - s.q_length
+            away = away_of(s)
             edge = gl.minimum(gl.maximum(first + away + s.hi + 1, 0), s.k_length)
             whole_stop = edge // C.BN
             if C.STEPPED:
@@ -344,8 +370,7 @@ def is_broken(s, b, h, line):
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     rows = line * BM + gl.arange(0, SIZE, layout)
     inside = (rows < s.q_length) & (rows < line * BM + BM)
-    at = s.lse + ((b.to(gl.int64) * s.q_length + rows) * s.heads + h)
-    lse = gl.load(at, mask=inside, other=0.0, volatile=True)
+    lse = gl.load(lse_of(s, b, h, rows), mask=inside, other=0.0, volatile=True)
     return gl.max(gl.where(lse < float("inf"), 0, 1), 0) > 0
 
 

@@ -34,6 +34,8 @@ class Variant:
         TABLES: positions come from two tables. SLOPE_ROWS: each row has a slope of its own (packed
             documents).
         SINK: each head has a sink.
+        PERIOD: rows of a head, a power of two, where all query heads of a key head lie in one tile, one after
+            the other; 0 where each has its own.
         OWN_OUT: `out` has shared memory of its own beside q; HALVES: for half of its columns at a time.
         SLOTS: how many q of a warp group shared memory holds: with two, the next ones may come while these
             are in use.
@@ -64,6 +66,7 @@ class Variant:
     TABLES: bool = False
     SLOPE_ROWS: bool = False
     SINK: bool = False
+    PERIOD: int = 0
     OWN_OUT: bool = True
     HALVES: bool = False
     SLOTS: int = 1
