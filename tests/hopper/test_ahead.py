@@ -53,7 +53,8 @@ def instructions(made: Any) -> list[str]:
 
 
 POINTS = [(width, kind) for width in (64, 128, 256) for kind in ("full", "band")] + [
-    (128, "window"), (64, "rows"), (128, "rows"), (128, "cols"), (64, "bits"),
+    (64, "short band"), (64, "rows"), (128, "short band"), (128, "long band"), (128, "window"), (128, "rows"),
+    (128, "cols"), (128, "bits"),
 ]  # fmt: skip
 
 
@@ -67,9 +68,10 @@ def test_it_fits_and_uses_warp_groups(width: int, kind: str) -> None:
     assert taken.registers in (128, 168)
 
 
-@pytest.mark.parametrize("width", [64, 128, 256])
-def test_products_of_a_plain_call_are_not_serialised(width: int) -> None:
-    names = [name.split(".")[0] for name in instructions(of(variant(width, "full")))]
+@pytest.mark.parametrize("width, kind", POINTS)
+def test_products_are_not_serialised(width: int, kind: str) -> None:
+    """The compiler of the machine's code does so, without a word, when registers are short."""
+    names = [name.split(".")[0] for name in instructions(of(variant(width, kind)))]
     runs = "".join(
         "x" if name == "HGMMA" else " " for name in names if name in ("HGMMA", "WARPGROUP")
     ).split()
@@ -88,7 +90,7 @@ def test_a_plain_call_carries_no_option(width: int) -> None:
     """Its instructions are fewer than those with each option; a full call compares no positions."""
     plain = len(instructions(of(variant(width, "full"))))
     assert len(instructions(of(variant(width, "full", SINK=True)))) > plain
-    assert len(instructions(of(variant(width, "band")))) > 1.5 * plain
+    assert len(instructions(of(variant(width, "full", MASKED=True, CAREFUL=True)))) > 1.2 * plain
     ptx = of(variant(width, "full")).asm["ptx"]
     assert "0fFF800000" in of(variant(width, "band")).asm["ptx"]
     assert ptx.count("selp.f32") < of(variant(width, "band")).asm["ptx"].count("selp.f32")
@@ -108,9 +110,8 @@ def test_heads_that_share_tiles_compile(period: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["SOFTCAP", "ALIBI", "BIAS"])
-@pytest.mark.parametrize("width", [64, 128, 256])
-def test_options_of_the_score_compile(width: int, option: str) -> None:
-    made = of(variant(width, "band", PLAIN=False, **{option: True}))
+def test_options_of_the_score_compile(option: str) -> None:
+    made = of(variant(128, "band", PLAIN=False, **{option: True}))
     assert resources(made).shared <= SHARED
     assert ("abs" in made.asm["ptx"]) or option != "ALIBI"
 
