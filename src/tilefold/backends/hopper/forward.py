@@ -401,6 +401,19 @@ def send(s, buffer, values, at):
 
 
 @gluon.jit
+def leave_flag(s, b, h, m0, rows, inside, found):
+    """Say whether results of 64 rows are not finite."""
+    C: gl.constexpr = s.C
+    if C.PERIOD:
+        # One of each head, whose rows all lie here.
+        at = s.flags + ((b * s.heads + h) * (s.q_length // C.PERIOD) + rows // C.PERIOD)
+        gl.store(at, gl.full([LINES], 0, gl.int32, rows.type.layout) + found, mask=inside)
+    else:
+        granules = (s.q_length + LINES - 1) // LINES
+        gl.store(s.flags + (b * s.heads + h) * granules + m0 // LINES, found, mask=m0 < s.q_length)
+
+
+@gluon.jit
 def finish(w: gl.constexpr, s, slot, b, h, m0, o, reference, total, broken, FIXED: gl.constexpr):
     """Write `out` and `lse` of 64 rows."""
     C: gl.constexpr = s.C
@@ -438,19 +451,6 @@ def finish(w: gl.constexpr, s, slot, b, h, m0, o, reference, total, broken, FIXE
         lost = lost | spoiled
         lse = gl.where(lost, float("nan"), lse)
         broken = broken | gl.where(lost & inside, 1, 0)
-    if C.CAREFUL:
-        # With a fixed reference, rows that are spoiled come again.
-        found = 0
-        if not FIXED:
-            found = gl.max(gl.where(spoiled & inside, 1, 0), 0)
-        if C.PERIOD:
-            # One of each head, whose rows all lie here.
-            group = s.q_length // C.PERIOD
-            at = s.flags + ((b * s.heads + h) * group + rows // C.PERIOD)
-            gl.store(at, gl.full([LINES], 0, gl.int32, r_layout) + found, mask=inside)
-        else:
-            granules = (s.q_length + LINES - 1) // LINES
-            gl.store(s.flags + (b * s.heads + h) * granules + m0 // LINES, found, mask=m0 < s.q_length)
     if C.HALVES:
         halves = gl.permute(o.to(dtype).reshape([LINES, 2, C.DV // 2]), (0, 2, 1))
         left, right = gl.split(halves)
@@ -464,6 +464,10 @@ def finish(w: gl.constexpr, s, slot, b, h, m0, o, reference, total, broken, FIXE
     else:
         send(s, s.q_smem.index(slot + w), o.to(dtype), [b, h, m0, 0])
     gl.store(lse_of(s, b, h, rows), lse, mask=inside)
+    if C.CAREFUL:
+        # With a fixed reference, rows that are spoiled come again. Not before the copy above, whose fence
+        # would wait for this store.
+        leave_flag(s, b, h, m0, rows, inside, 0 if FIXED else gl.max(gl.where(spoiled & inside, 1, 0), 0))
     if not C.OWN_OUT:
         copy_out_wait(0)
         mbarrier.arrive(s.q_empty.index(slot + w), count=1)
