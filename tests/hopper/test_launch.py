@@ -16,7 +16,7 @@ from tilefold.scores import Scores
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from tilefold.backends.hopper import backend, launch, schedule
-from tilefold.backends.hopper.sizes import WIDTHS, sizes_of, width_of
+from tilefold.backends.hopper.sizes import WIDTHS, shipped, sizes_of, width_of
 from tilefold.backends.hopper.variant import LINES, Variant
 
 ASKED = Problem(2, 4, 2, 512, 640, 128, 128, torch.bfloat16, "cuda", backend="hopper")
@@ -129,6 +129,33 @@ def test_tiles_fit_the_shared_memory_of_a_core(width: int, kind: str) -> None:
     assert 2 * width * (rows + 2 * C.STAGES * C.BN) + 1024 <= 227 << 10
     # One barrier for both frees keys only with values, of which one tile is always in use.
     assert sizes["STAGES"] >= (3 if sizes.get("JOINED") else 2)
+
+
+def test_the_shipped_sizes_make_sense() -> None:
+    sizes = {name: value for name, value in shipped().items() if name.startswith("hopper/")}
+    assert {f"hopper/{width}" for width in WIDTHS} <= set(sizes)
+    for name, value in sizes.items():
+        assert tuned._makes_sense(name, value), name
+        # Bits are read one granule of 64 keys at a time.
+        assert value["BN"] == 64 or name.count("/") == 2
+
+
+def test_the_user_s_sizes_go_before_those_that_are_shipped() -> None:
+    mine = {"BN": 64, "STAGES": 3, "GROUPS": 2, "REGISTERS": 232}
+    with tuned.trying("hopper/128/full", mine):
+        assert sizes_of(128, "full") == mine
+        assert launch.variant_of(work()).STAGES == 3
+    assert sizes_of(128, "full") == shipped()["hopper/128/full"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"BN": 96}, {"STAGES": 1}, {"GROUPS": 4}, {"REGISTERS": 250}, {"SLOW": True}, {"HELD": "yes"}],
+    ids=str,
+)
+def test_sizes_that_make_no_sense_are_not_read(change: dict[str, object]) -> None:
+    assert not tuned._makes_sense("hopper/128", shipped()["hopper/128"] | change)
+    assert not tuned._makes_sense("hopper/128", [128, 64, 4, 3])
 
 
 @pytest.mark.parametrize(

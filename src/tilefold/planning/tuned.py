@@ -23,6 +23,11 @@ KEYS = {"fold_tile_elements": (1 << 12, 1 << 26)}
 #: The most of each number of a kernel's sizes: rows and keys of a tile, warps, stages, and what need not be
 #: there: loops, registers of a thread.
 SIZES, LEAST_SIZES = (256, 256, 16, 8, 2, 255), 4
+#: What sizes of the Hopper kernel are: dicts that hold all of these, and may hold the rest.
+HOPPER = {
+    "BN": (64, 128), "STAGES": range(2, 9), "GROUPS": (2, 3), "REGISTERS": range(128, 248, 8),
+}  # fmt: skip
+HOPPER_FLAGS = {"SLOTS", "HELD", "TURNS", "EARLY", "JOINED", "HALVES", "OWN_OUT"}
 #: With fewer, all that a kernel holds would lie in memory.
 LEAST_REGISTERS = 64
 
@@ -66,7 +71,26 @@ def sizes(
     return otherwise
 
 
+def entry(name: str, device_type: str) -> Any:
+    """What is under trial under a name, or stands in the user's table; None if neither is."""
+    if name in _trial:
+        return _trial[name]
+    return None if _assumed.get() is not None else own(architecture(device_type)).get(name)
+
+
+def _makes_sense_on_hopper(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and set(HOPPER) <= set(value)
+        and all(value[name] in allowed for name, allowed in HOPPER.items())
+        and all(type(n) in (int, bool) for n in value.values())
+        and set(value) - set(HOPPER) <= HOPPER_FLAGS
+    )
+
+
 def _makes_sense(name: str, value: Any) -> bool:
+    if name.startswith("hopper/"):
+        return _makes_sense_on_hopper(value)
     if name in KEYS:
         least, most = KEYS[name]
         return isinstance(value, int) and least <= value <= most

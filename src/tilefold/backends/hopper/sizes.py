@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import json
+from importlib import resources
 from typing import Any
 
 from tilefold.masks.band import Band
+from tilefold.planning import tuned
 
 #: Widths of tiles, for heads up to as wide.
 WIDTHS = (64, 128, 256)
 #: Keys of a short band at most, by the width of heads, and of a long one at least.
 _FEW, _MANY = {64: 512, 128: 1024, 256: 0}, 16384
 
-_SHORT = {"BN": 64, "STAGES": 4, "GROUPS": 2, "REGISTERS": 240, "HELD": True, "EARLY": True}
-_MASKED = {"BN": 64, "STAGES": 4, "GROUPS": 3, "REGISTERS": 160, "SLOTS": 2, "JOINED": True}
-#: By width, and by width and kind where that is special; see `variant.Variant`.
-_SIZES: dict[str, dict[str, Any]] = {
-    "64": _MASKED,
-    "64/full": {"BN": 128, "STAGES": 3, "GROUPS": 3, "REGISTERS": 160, "SLOTS": 2, "JOINED": True},
-    "64/short band": {"BN": 128, "STAGES": 3, "GROUPS": 2, "REGISTERS": 240, "SLOTS": 2, "JOINED": True},
-    "128": _SHORT,
-    "128/band": {"BN": 64, "STAGES": 3, "GROUPS": 3, "REGISTERS": 160},
-    "128/long band": {"BN": 128, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "HELD": True},
-    "128/short band": _SHORT | {"EARLY": False},
-    "128/full": {
-        "BN": 128, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "HELD": True, "TURNS": True,
-    },
-    "256": {"BN": 64, "STAGES": 2, "GROUPS": 2, "REGISTERS": 240, "HALVES": True},
-}  # fmt: skip
+
+@functools.cache
+def shipped() -> dict[str, Any]:
+    """The table that comes with the library, by width, and by width and kind where that is special."""
+    return json.loads((resources.files("tilefold.backends.hopper") / "sizes.json").read_text())
 
 
 def width_of(head_dim: int, v_head_dim: int) -> int:
@@ -46,5 +39,12 @@ def kind_of(form: Any, width: int, k_length: int) -> str:
 
 
 def sizes_of(width: int, kind: str) -> dict[str, Any]:
-    """What the table says; `kind` of `kind_of`."""
-    return _SIZES.get(f"{width}/{kind}", _SIZES[str(width)])
+    """What the tables say, the user's before the one that is shipped; `kind` of `kind_of`. See
+    `variant.Variant` for the names.
+    """
+    names = (f"hopper/{width}/{kind}", f"hopper/{width}")
+    for name in names:
+        found = tuned.entry(name, "cuda") or shipped().get(name)
+        if found is not None:
+            return found
+    raise KeyError(names[-1])
