@@ -150,7 +150,7 @@ def sparse_case(case: Case) -> list[Row]:
     assert mask is not None
     B, H, L, D = case.shape
     form = masks.lower(mask, (), B, H, L, L, "cuda")
-    sizes = sizes_of(width_of(D, D), kind_of(form, D, L))
+    sizes = sizes_of(width_of(D, D), kind_of(form, D, L, False))
     states = form.tile_states(L, L, LINES * sizes["GROUPS"], sizes["BN"], "cuda")
     share = float((states > 0).float().mean())
     mine, triton = partial(ours, *x, mask=mask), partial(attention, *x, mask=mask, backend="triton")

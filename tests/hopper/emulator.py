@@ -185,9 +185,20 @@ def copy_in(desc: Descriptor, at: Sequence[Any], bar: Memory, place: Memory) -> 
         b.settle()
 
 
+#: Copies to `out` of this thread on their way: they read their place when somebody waits for them.
+_leaving = threading.local()
+
+
 def copy_out(desc: Descriptor, at: Sequence[Any], place: Memory) -> None:
     whole, inside = desc.part(at)
-    whole.copy_(place.held[inside])
+    _leaving.copies = [*getattr(_leaving, "copies", ()), (whole, place.held, inside)]
+
+
+def copy_out_wait(left: int) -> None:
+    assert left == 0
+    for whole, held, inside in getattr(_leaving, "copies", ()):
+        whole.copy_(held[inside])
+    _leaving.copies = []
 
 
 # Products.
@@ -225,6 +236,8 @@ def _load(at: Pointer, mask: Any = None, other: Any = 0, volatile: bool = False)
         found = at.memory[torch.where(inside, place, torch.zeros_like(place))]
         wide = found if found.dtype.is_floating_point else found.long()
         return values(torch.where(inside, wide, torch.full_like(wide, other)))
+    if mask is not None and not mask:
+        return Whole(other)
     assert 0 <= int(at.at) < at.memory.numel()
     return scalar(at.memory[int(at.at)])
 
@@ -335,10 +348,10 @@ def _modules() -> types.ModuleType:
     sys.modules[names] = root
     dialect = types.ModuleType(f"{names}.dialect")
     here = globals()
-    for name in ("copy_in", "copy_out", "warpgroup_mma", "warpgroup_mma_wait"):
+    for name in ("copy_in", "copy_out", "copy_out_wait", "warpgroup_mma", "warpgroup_mma_wait"):
         setattr(dialect, name, here[name])
     vars(dialect).update(
-        gl=Language, mbarrier=MBarrier, aggregate=lambda cls: cls, copy_out_wait=lambda left: None,
+        gl=Language, mbarrier=MBarrier, aggregate=lambda cls: cls,
         fence_async_shared=lambda: None, tma=types.SimpleNamespace(tensor_descriptor=object),
         gluon=types.SimpleNamespace(jit=_jit, constexpr_function=_jit),
     )  # fmt: skip

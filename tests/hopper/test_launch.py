@@ -121,7 +121,9 @@ def test_visits_are_those_of_the_tiles_that_a_band_shows(form: Band, lengths: tu
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("kind", ["full", "band", "long band", "window", "rows", "cols", "bits"])
+@pytest.mark.parametrize(
+    "kind", ["full", "band", "short band", "long band", "window", "rows", "cols", "bits", "bias"]
+)
 def test_tiles_fit_the_shared_memory_of_a_core(width: int, kind: str) -> None:
     sizes = sizes_of(width, kind)
     C = Variant(width, width, **sizes)

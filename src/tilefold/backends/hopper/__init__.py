@@ -96,7 +96,7 @@ class HopperBackend:
         from .variant import LINES
 
         width = width_of(problem.head_dim, problem.v_head_dim)
-        sizes = sizes_of(width, kind_of(form, width, problem.k_length))
+        sizes = sizes_of(width, kind_of(form, width, problem.k_length, bias is not None))
         rows, keys = LINES * sizes["GROUPS"], sizes["BN"]
         how = f"fused Hopper kernel, forward in tiles of {rows} x {keys}"
         return replace(found, how=how, rows=rows, keys=keys)

@@ -7,7 +7,7 @@ Each consumer warp group has 64 rows. It issues `q k^T` of one tile of keys, the
 and takes the softmax of the one while the other runs.
 
 **Fixed reference.** A softmax does not depend on the number that a row's scores are shifted by, and bfloat16
-has the exponents of float32. So the maximum of a row over the first tiles that it sees stays its reference:
+has the exponents of float32. So the maximum of a row over its first tile, if all rows see that, stays its reference:
 no later maximum, no rescaling. A row whose sum reaches 2^64 (or is not a number) is computed again with the
 usual online softmax, by the same program after its list.
 """
@@ -55,8 +55,8 @@ from .score import bias_of, in_base2, power, scored, slope_of, unit_of, weights_
 LN2 = gl.constexpr(0.6931471805599453)
 #: Sums from here on may have lost what is small: 2^64.
 LARGEST_SUM = gl.constexpr(1.8446744073709552e19)
-#: Tiles of a long line at least, and those before the first look at its sums.
-_LONG, _TRIAL = gl.constexpr(16), gl.constexpr(3)
+#: A line with more tiles is a long one; those before the first look at its sums.
+_MANY, _TRIAL = gl.constexpr(16), gl.constexpr(3)
 
 
 @gluon.jit
@@ -336,20 +336,20 @@ def attend(w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.const
         TRIAL: gl.constexpr = C.TRIAL and FIXED
         PARTS: gl.constexpr = 2 if TRIAL else 1
         coming = gl.to_tensor(0)
-        if C.ALIBI or ONE_LOOP:
+        if C.ALIBI or C.BIAS or ONE_LOOP:
             coming = tile_at(s, base, whole, masked, gl.minimum(start, own - 1))
         stop = gl.where(whole == 0, 0, own) if ONE_LOOP else whole
         trial = stop
         if TRIAL:
             # After some tiles of a long line there is a look at its sums: if they are lost already, so is the
             # time that the others would take.
-            trial = gl.where(stop > _LONG, start + _TRIAL, stop)
+            trial = gl.where(stop > _MANY, start + _TRIAL, stop)
         for part in range(PARTS):
             for j in range(gl.where(part == 0, start, trial), gl.where(part == 0, trial, stop)):
-                # Where a tile lies is asked by masks and by ALiBi alone.
+                # Where a tile lies is asked by masks, ALiBi and biases alone.
                 n0 = coming * C.BN
                 hides = j >= whole
-                if C.ALIBI or ONE_LOOP:
+                if C.ALIBI or C.BIAS or ONE_LOOP:
                     coming = tile_at(s, base, whole, masked, gl.minimum(j + 1, own - 1))
                     edges = marks_of(s, m0, n0, table, edges)
                 if C.MASK == BITS:

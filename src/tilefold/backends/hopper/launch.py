@@ -42,7 +42,7 @@ def variant_of(work: Work, period: int = 0) -> Variant:
     softcap, alibi = work.scores.softcap is not None, slopes is not None
     width = width_of(p.head_dim, p.v_head_dim)
     bias = work.scores.bias is not None
-    sizes = sizes_of(width, "bias" if bias else kind_of(form, width, p.k_length))
+    sizes = sizes_of(width, kind_of(form, width, p.k_length, bias))
     # A bias may hide the first tiles, whose scores would be a poor reference.
     fixed = p.dtype == torch.bfloat16 and not bias
     masked = not (band and form.is_full and p.k_length % sizes["BN"] == 0)
@@ -68,12 +68,9 @@ def _period(work: Work) -> int:
     p, scores, q = work.problem, work.scores, work.q
     few = p.group > 1 and p.q_length in _FEW_ROWS and isinstance(work.form, Band)
     plain = scores.bias is None and scores.sink is None and scores.alibi_slopes is None
-    # Rows and heads have to lie in memory as one dimension.
-    return p.q_length if few and plain and (p.q_length == 1 or _in_line(q)) else 0
-
-
-def _in_line(x: Tensor) -> bool:
-    return x.stride(1) == x.shape[2] * x.stride(2)
+    # Rows and heads have to lie in memory as one dimension, of dense rows.
+    in_line = q.stride(3) == 1 and (p.q_length == 1 or q.stride(1) == p.q_length * q.stride(2))
+    return p.q_length if few and plain and in_line else 0
 
 
 def _shared(x: Tensor, heads: int) -> Tensor:

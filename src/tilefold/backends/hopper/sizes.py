@@ -27,10 +27,12 @@ def width_of(head_dim: int, v_head_dim: int) -> int:
     return next(width for width in WIDTHS if max(head_dim, v_head_dim) <= width)
 
 
-def kind_of(form: Any, width: int, k_length: int) -> str:
-    """Of a lowered mask: "full", "band", with few keys "short band" and with many "long band", "window" (a
-    band with a lower bound), "rows", "cols" or "bits".
+def kind_of(form: Any, width: int, k_length: int, bias: bool) -> str:
+    """Of a call: "bias" with one, else by its lowered mask "full", "band", "short band" with few keys, "long
+    band" with many, "window" (a band with a lower bound), "rows", "cols" or "bits".
     """
+    if bias:
+        return "bias"
     if not isinstance(form, Band):
         return form.kind
     if form.is_full or form.lo is not None:

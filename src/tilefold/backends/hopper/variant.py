@@ -27,7 +27,7 @@ class Variant:
         CAREFUL: tiles may mix what a row sees with what it does not see: 64 rows with a result that is not
             finite leave a flag.
         STEPPED: the band shows every `step`-th key only. BELOW: it has a lower bound.
-        FIXED: the reference of the softmax is that of the first tiles.
+        FIXED: the reference of the softmax is that of the first tile, if all rows see it.
         TRIAL: long lines are given up early if their sums are lost.
         PLAIN: the score is nothing but a positive scale times the product.
         SOFTCAP, ALIBI, BIAS: options in use.
