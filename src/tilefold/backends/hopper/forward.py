@@ -7,9 +7,9 @@ Each consumer warp group has 64 rows. It issues `q k^T` of one tile of keys, the
 and takes the softmax of the one while the other runs.
 
 **Fixed reference.** A softmax does not depend on the number that a row's scores are shifted by, and bfloat16
-has the exponents of float32. So the maximum of a row over its first tile, if all rows see that, stays its reference:
-no later maximum, no rescaling. A row whose sum reaches 2^64 (or is not a number) is computed again with the
-usual online softmax, by the same program after its list.
+has the exponents of float32. So the maximum of a row over its first tile, if all rows see that, stays its
+reference: no later maximum, no rescaling. A row whose sum reaches 2^64 (or is not a number) is computed again
+with the usual online softmax, by the same program after its list.
 """
 
 # The functions of Gluon are not Python: its types of values are known to its compiler only.
