@@ -52,13 +52,19 @@ def instructions(made: Any) -> list[str]:
     return re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_.]+)", said)
 
 
-POINTS = [(width, kind) for width in (64, 128, 256) for kind in ("full", "band")] + [
-    (64, "short band"), (64, "rows"), (128, "short band"), (128, "long band"), (128, "window"), (128, "rows"),
-    (128, "cols"), (128, "bits"),
+#: What calls without a list of tiles take, and one with: the rest is for `-m slow`.
+POINTS = [
+    (64, "full"), (64, "band"), (128, "full"), (128, "band"), (128, "long band"), (128, "window"),
+    (128, "rows"), (256, "full"), (256, "band"),
 ]  # fmt: skip
+OTHERS = [
+    (64, "short band"), (64, "window"), (64, "rows"), (64, "cols"), (64, "bits"), (128, "short band"),
+    (128, "cols"), (128, "bits"), (256, "window"), (256, "rows"), (256, "cols"), (256, "bits"),
+]  # fmt: skip
+EVERY = [*POINTS, *(pytest.param(*point, marks=pytest.mark.slow) for point in OTHERS)]
 
 
-@pytest.mark.parametrize("width, kind", POINTS)
+@pytest.mark.parametrize("width, kind", EVERY)
 def test_it_fits_and_uses_warp_groups(width: int, kind: str) -> None:
     made = of(variant(width, kind))
     taken = resources(made)
@@ -68,7 +74,7 @@ def test_it_fits_and_uses_warp_groups(width: int, kind: str) -> None:
     assert taken.registers in (128, 168)
 
 
-@pytest.mark.parametrize("width, kind", POINTS)
+@pytest.mark.parametrize("width, kind", EVERY)
 def test_products_are_not_serialised(width: int, kind: str) -> None:
     """The compiler of the machine's code does so, without a word, when registers are short."""
     names = [name.split(".")[0] for name in instructions(of(variant(width, kind)))]
@@ -103,13 +109,12 @@ def test_float16_has_no_second_pass() -> None:
     assert len(instructions(online)) < 0.7 * len(instructions(fixed))
 
 
-@pytest.mark.parametrize("kind", ["full", "band", "window"])
-@pytest.mark.parametrize("period", [1, 8])
+@pytest.mark.parametrize("period, kind", [(1, "full"), (8, "band")])
 def test_heads_that_share_tiles_compile(period: int, kind: str) -> None:
     assert resources(of(variant(128, kind, PERIOD=period))).shared <= SHARED
 
 
-@pytest.mark.parametrize("option", ["SOFTCAP", "ALIBI", "BIAS"])
+@pytest.mark.parametrize("option", [pytest.param("SOFTCAP", marks=pytest.mark.slow), "ALIBI", "BIAS"])
 def test_options_of_the_score_compile(option: str) -> None:
     made = of(variant(128, "band", PLAIN=False, **{option: True}))
     assert resources(made).shared <= SHARED

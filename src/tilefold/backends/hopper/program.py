@@ -158,11 +158,11 @@ def slot_of(done, C: gl.constexpr):
 @gluon.jit
 def load_work(s, i):
     """The program's i-th piece of work: its place `pair * lines + line`, and of lists how many of the line's
-    tiles are full and partial. Loaded one piece ahead, since the one load waits for the other; behind the end
-    of the list, and for a program without work, it is place 0.
+    tiles are full and partial. Loaded one piece ahead, since the one load waits for the other. A program
+    without work loads a piece that is not its own: behind all lists lies one more place.
     """
     C: gl.constexpr = s.C
-    place = gl.load(s.work + i, mask=i < s.items, other=0)
+    place = gl.load(s.work + gl.maximum(gl.minimum(i, s.items - 1), 0))
     if C.MASK == BAND:
         return place, place, place
     else:

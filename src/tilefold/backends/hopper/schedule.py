@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tilefold.backends.triton.arguments import FAR
 from tilefold.masks.band import Band
@@ -21,7 +22,9 @@ _NEAR = 0.25
 
 
 class Schedule(NamedTuple):
-    """The places of program `n` are `work[starts[n] : starts[n + 1]]`; both int32, on the device."""
+    """The places of program `n` are `work[starts[n] : starts[n + 1]]`; both int32, on the device. Behind the
+    last of them lies place 0, for programs that have none to look at.
+    """
 
     programs: int
     work: Tensor
@@ -67,7 +70,7 @@ def of_costs(
     starts = [0]
     for own in found:
         starts.append(starts[-1] + len(own))
-    flat = torch.tensor([place for own in found for place in own], dtype=torch.int32, device="cpu")
+    flat = torch.tensor([place for own in [*found, [0]] for place in own], dtype=torch.int32, device="cpu")
     return Schedule(
         programs, flat.to(device), torch.tensor(starts, dtype=torch.int32, device="cpu").to(device)
     )
@@ -96,7 +99,7 @@ def of_ranks(
     """As in `dealt`, with lines in their order, the last ones first if `reverse`."""
     pair, rank, starts = dealt(lines, pairs, span, programs, device)
     line = lines - 1 - rank if reverse else rank
-    return Schedule(programs, (pair * lines + line).int(), starts)
+    return Schedule(programs, pad((pair * lines + line).int(), (0, 1)), starts)
 
 
 def of_lists(
@@ -124,4 +127,5 @@ def of_lists(
     pair, rank, starts = dealt(lines, pairs, span, programs, device)
     far = pair * lines + order[tables[pair], rank]
     close = visited.mean() * keys < _NEAR * k_length
-    return Schedule(programs, torch.where(close, near, far).int(), torch.where(close, shares, starts))
+    work = pad(torch.where(close, near, far).int(), (0, 1))
+    return Schedule(programs, work, torch.where(close, shares, starts))
