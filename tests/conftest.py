@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -79,3 +83,28 @@ def rate_names() -> set[str]:
         ),
         *("copy", "add", "sum", "fill", "merge", "gather", "scatter", "hidden span", "hidden element"),
     }
+
+
+@pytest.fixture
+def check_memory() -> Callable[..., None]:
+    """Runs a script under CUDA's memory checker, which has to find nothing; skips where it cannot run."""
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(tool).exists():
+        pytest.skip("compute-sanitizer, of CUDA's toolkit, is not installed")
+
+    def check(script: Path, *arguments: str) -> None:
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+        }
+        command = [tool, "--tool", "memcheck", "--error-exitcode", "99", sys.executable, str(script)]
+        done = subprocess.run(
+            [*command, *arguments], env=environment, capture_output=True, text=True, check=False
+        )
+        said = done.stdout + done.stderr
+        if "Device not supported" in said:
+            pytest.skip("compute-sanitizer does not support this device here")
+        assert done.returncode == 0, said[-4000:]
+        assert "ERROR SUMMARY: 0 errors" in said
+
+    return check

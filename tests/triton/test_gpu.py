@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -168,24 +164,8 @@ def _pattern(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return (q * 7 + k * 13 + h * 3 + b) % 11 < 4
 
 
-def test_the_memory_checker_finds_nothing_in_any_kernel() -> None:
-    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    if not Path(tool).exists():
-        pytest.skip("compute-sanitizer, of CUDA's toolkit, is not installed")
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
-    }
-    command = [tool, "--tool", "memcheck", "--error-exitcode", "99", sys.executable]
-    done = subprocess.run(
-        [*command, str(Path(__file__).parent / "every_kernel.py"), "cuda"],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    said = done.stdout + done.stderr
-    if "Device not supported" in said:
-        pytest.skip("compute-sanitizer does not support this device here")
-    assert done.returncode == 0, said[-4000:]
-    assert "ERROR SUMMARY: 0 errors" in said
+def test_the_memory_checker_finds_nothing_in_any_kernel(check_memory: Callable[..., None]) -> None:
+    check_memory(Path(__file__).parent / "every_kernel.py", "cuda")
 
 
 # -- devices, streams, graphs, compilation -------------------------------------------------------------------

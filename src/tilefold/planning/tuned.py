@@ -72,10 +72,10 @@ def sizes(
 
 
 def entry(name: str, device_type: str) -> Any:
-    """What is under trial under a name, or stands in the user's table; None if neither is."""
+    """What is under trial under a name, or stands in the device's table; None if neither is."""
     if name in _trial:
         return _trial[name]
-    return None if _assumed.get() is not None else own(architecture(device_type)).get(name)
+    return None if _assumed.get() is not None else _table(device_type).get(name)
 
 
 def _makes_sense_on_hopper(value: Any) -> bool:

@@ -22,8 +22,6 @@ from tilefold.problem import Problem
 ARCHITECTURE = "sm90"
 #: The widest head that the kernel holds.
 WIDEST = 256
-#: Options of the score that the kernel does not have, and how a sentence calls them.
-_MISSING = {"dropout": "dropout"}
 
 
 def _refusal(device: str) -> str | None:
@@ -66,9 +64,8 @@ class HopperBackend:
         for name, size in (("query and key", problem.head_dim), ("value", problem.v_head_dim)):
             if not 1 <= size <= WIDEST:
                 reasons.append(f"its kernel holds {name} heads of size 1 to {WIDEST}, not {size}")
-        reasons += [
-            f"its kernel does not have {what}" for x, what in _MISSING.items() if x in problem.options
-        ]
+        if "dropout" in problem.options:
+            reasons.append("its kernel does not have dropout")
         if problem.is_empty:
             reasons.append("it copies by TMA, which takes no empty tensor")
         return reasons

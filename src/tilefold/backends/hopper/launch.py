@@ -22,6 +22,7 @@ from .forward import forward_kernel
 from .repair import Repair
 from .schedule import Schedule, of_costs, of_lists, of_ranks, visits
 from .sizes import kind_of, sizes_of, width_of
+from .tails import Tails
 from .variant import KINDS, LINES, LOG2E, Variant, blocks_of
 
 #: Scales above this are positive in float32 too.
@@ -103,9 +104,6 @@ def schedule(
 
 # The call.
 
-#: Kinds of scores whose arguments are kept; a model has one or two.
-_MOST_TAILS = 16
-
 
 class _Made(NamedTuple):
     """What one kind of call needs of the host, worked out once."""
@@ -122,20 +120,15 @@ class _Made(NamedTuple):
     lse_strides: tuple[int, ...]
     numbers: list[Any]
     mask: MaskArguments
-    tails: dict[tuple[float, float | None], Tail]
+    tails: Tails[Tail]
 
     def tail(self, work: Work) -> Tail:
         """The kernel's arguments behind `flags`."""
-        scores = work.scores
-        key = scores.scale, scores.softcap
-        found = self.tails.get(key) if self.bare else None
-        if found is None:
-            found = Tail([*self.numbers, *_of_scores(work, self.schedule.work)])
-            if self.bare:
-                if len(self.tails) >= _MOST_TAILS:
-                    self.tails.clear()
-                self.tails[key] = found
-        return found
+
+        def make() -> Tail:
+            return Tail([*self.numbers, *_of_scores(work, self.schedule.work)])
+
+        return self.tails.get(work.scores, make) if self.bare else make()
 
 
 def _of_scores(work: Work, nothing: Tensor) -> list[Any]:
@@ -190,7 +183,7 @@ def _make(work: Work, _: str, more: Any) -> _Made:
     flags, mend = (B * H * -(-L // LINES), Repair(work)) if C.CAREFUL else (0, None)
     return _Made(
         _run(C, dtypes(work)), tuple(map(Maps, blocks_of(C))), bare, flags, mend, jobs, (B, H, L, d),
-        strides, (L * H, 1, H), numbers, mask, {},
+        strides, (L * H, 1, H), numbers, mask, Tails(),
     )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from tilefold.backends.triton.variant import Variant
 from tilefold.masks.band import Band
 from tilefold.planning.backend import Work
 
+from .tails import Tails
 from .variant import LINES
 
 #: Rows of a program, so many that all programs look at their flags at once, and keys of the tiles whose lists
@@ -77,10 +78,6 @@ def repair_kernel(
         )  # fmt: skip
 
 
-#: Kinds of scores whose arguments are kept; a model has one or two.
-_MOST_TAILS = 16
-
-
 class Repair:
     """What one kind of call needs of the host to repair its results, worked out once."""
 
@@ -98,19 +95,15 @@ class Repair:
         self._programs = lines * pairs
         shape = [p.q_heads, max(p.group, 1), pairs, p.q_length, p.k_length, lines, span_of(work), 0]
         self._shape = [*shape, *of_mask(form, lists)]
-        self._tails: dict[tuple[float, float | None], list[Any]] = {}
+        self._tails: Tails[list[Any]] = Tails()
 
     def _tail(self, work: Work) -> list[Any]:
-        """The kernel's arguments behind the strides; kept where they are but numbers."""
-        if not self._launch.variant.BARE:
+        """The kernel's arguments behind the strides."""
+
+        def make() -> list[Any]:
             return [*self._shape, *of_scores(work)]
-        key = work.scores.scale, work.scores.softcap
-        found = self._tails.get(key)
-        if found is None:
-            if len(self._tails) >= _MOST_TAILS:
-                self._tails.clear()
-            found = self._tails[key] = [*self._shape, *of_scores(work)]
-        return found
+
+        return self._tails.get(work.scores, make) if self._launch.variant.BARE else make()
 
     def __call__(self, work: Work, flags: Tensor, out: Tensor, lse: Tensor) -> None:
         """Compute flagged rows again, with what is hidden selected away; overwrites `out` and `lse` there."""
