@@ -127,6 +127,7 @@ class Descriptor:
         starts = [stride * x.element_size() % 16 for stride in x.stride()[:-1]]
         assert not any(starts) and x.stride(-1) == 1, "TMA copies rows that start at multiples of 16 bytes"
         self.x, self.block, self.dtype, self.layout = x, block, x.dtype, None
+        self.shape, self.strides = [Whole(n) for n in x.shape], [Whole(n) for n in x.stride()]
         self.block_type = types.SimpleNamespace(nbytes=block[2] * block[3] * x.element_size())
 
     def part(self, at: Sequence[Any]) -> tuple[Any, Any]:
@@ -244,7 +245,7 @@ def _load(at: Pointer, mask: Any = None, other: Any = 0, volatile: bool = False)
 
 def _store(at: Pointer, value: Any, mask: Any = None) -> None:
     if isinstance(at.at, Tensor):
-        inside = torch.ones_like(at.at, dtype=torch.bool) if mask is None else mask
+        inside = torch.ones_like(at.at, dtype=torch.bool) if mask is None else mask.expand_as(at.at)
         at.memory[at.at.long()[inside]] = value[inside].to(at.memory.dtype)
     elif mask is None or mask:
         at.memory[int(at.at)] = value
@@ -269,6 +270,11 @@ def _most(x: Tensor, axis: int) -> Any:
     # As on the machine, a NaN is passed over.
     clean = torch.where(x != x, -torch.inf, x) if x.dtype.is_floating_point else x
     found = clean.amax(axis)
+    return scalar(found) if found.dim() == 0 else values(found)
+
+
+def _sum(x: Tensor, axis: int) -> Any:
+    found = x.sum(axis)
     return scalar(found) if found.dim() == 0 else values(found)
 
 
@@ -313,7 +319,7 @@ class Language:
     to_tensor = staticmethod(Whole)
     static_range = staticmethod(range)
     load, store, where, max = (staticmethod(call) for call in (_load, _store, _where, _most))
-    sum = staticmethod(lambda x, axis: values(x.sum(axis)))
+    sum = staticmethod(_sum)
     minimum = staticmethod(_pair(torch.minimum, builtins.min))
     maximum = staticmethod(_pair(torch.maximum, builtins.max))
     exp2 = staticmethod(lambda x: values(torch.exp2(x)))
@@ -366,7 +372,7 @@ def _modules() -> types.ModuleType:
     for name in ("dialect", "variant", "machine"):
         sys.modules[f"{names}.{name}"] = getattr(root, name)
     folder = Path(str(package.__file__)).parent
-    for name in ("program", "mask", "score", "forward"):
+    for name in ("program", "mask", "score", "finish", "attend", "careful", "forward"):
         spec = importlib.util.spec_from_file_location(f"{names}.{name}", folder / f"{name}.py")
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -380,6 +386,11 @@ def _modules() -> types.ModuleType:
 def modules() -> types.ModuleType:
     """`forward.py` in this language."""
     return _modules()
+
+
+def part(name: str) -> types.ModuleType:
+    """Another of the kernel's files in this language."""
+    return sys.modules[f"{modules().__package__}.{name}"]
 
 
 def run(C: Variant, programs: int, mapped: Sequence[Tensor], arguments: Sequence[Any]) -> None:

@@ -18,12 +18,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import triton
 
 from tilefold.backends.hopper.ahead import compiled
-from tilefold.backends.hopper.repair import repair_kernel
 from tilefold.backends.hopper.sizes import sizes_of
-from tilefold.backends.hopper.variant import BAND, BITS, COLS, KINDS, ROWS, Variant
-from tilefold.backends.triton import ahead as triton_ahead
+from tilefold.backends.hopper.variant import BITS, COLS, KINDS, ROWS, Variant
 from tilefold.backends.triton.ahead import resources
-from tilefold.backends.triton.variant import Variant as TritonVariant
 
 SHARED = 227 << 10
 
@@ -119,16 +116,6 @@ def test_options_of_the_score_compile(option: str) -> None:
     made = of(variant(128, "band", PLAIN=False, **{option: True}))
     assert resources(made).shared <= SHARED
     assert ("abs" in made.asm["ptx"]) or option != "ALIBI"
-
-
-@pytest.mark.parametrize("mask", [BAND, ROWS, BITS])
-def test_the_repair_compiles(mask: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(triton_ahead._POINTERS, "flags", "*i32")
-    C = TritonVariant(128, 128, 128, 64, STAGES=1, UNIT=8, OUT_UNIT=8, CAREFUL=True, PLAIN=True, MASK=mask)
-    made = triton_ahead.compiled(repair_kernel, C, "bf16", 4, "sm90")
-    assert resources(made).stack <= 64
-    # It selects, entry by entry, without matrix units.
-    assert "wgmma" not in made.asm["ptx"]
 
 
 @pytest.mark.slow

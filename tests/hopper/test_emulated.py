@@ -33,19 +33,26 @@ Tensors = tuple[Tensor, Tensor, Tensor]
 
 
 @pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
-    """Three cores, and no repair: flags are noted instead."""
-    flagged: list[Tensor] = []
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """Three cores. The batch elements and heads whose lines of tiles were computed carefully are noted."""
+    careful: list[tuple[int, int]] = []
+    emulator.modules()
+    part = emulator.part("careful")
+    finish = part.finish
 
     def run(C: Any, programs: int, maps: Any, mapped: Any, results: Any, tail: Any, device: Any) -> None:
         mapped = [own.get(x)[0] for own, x in zip(maps, mapped, strict=True)]
-        emulator.run(C, programs, mapped, [*results, *tail.arguments])
+        emulator.run(C, programs, mapped, [mapped[2], *results, *tail.arguments])
+
+    def noted(w: int, s: Any, b: int, h: int, *rest: Any) -> Any:
+        careful.append((int(b), int(h)))
+        return finish(w, s, b, h, *rest)
 
     monkeypatch.setattr(launch, "_cores", lambda device: 3)
     monkeypatch.setattr(launch, "_run", lambda C, types: partial(run, C))
-    monkeypatch.setattr(launch, "Repair", lambda work: lambda work, flags, out, lse: flagged.append(flags))
+    monkeypatch.setattr(part, "finish", noted)
     launch.kept.clear()
-    yield flagged
+    yield careful
     launch.kept.clear()
 
 
@@ -195,7 +202,7 @@ def test_programs_may_have_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> Non
     cuts = torch.tensor([*range(0, 3072, 16), 3072, 4096], dtype=torch.int32)
     x, mask = draw((4096, 4096), heads=(1, 1)), masks.documents(cuts, within=masks.causal())
     made = launch._make(work_of(x, mask), "", (True, 0))
-    assert (made.schedule.starts.diff() == 0).any()
+    assert (made.schedule.portions[:, 1] == 0).any()
     agree(x, mask)
 
 
@@ -203,7 +210,7 @@ def test_programs_may_have_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("mask", ["full", "causal", "window", "dilated"])
 @pytest.mark.parametrize("length", [1, 4, 32])
 def test_query_heads_of_a_key_head_share_tiles_when_rows_are_few(
-    length: int, mask: str, inside: bool, emulated: list[Tensor]
+    length: int, mask: str, inside: bool, emulated: list[tuple[int, int]]
 ) -> None:
     x = draw((length, 333), heads=(12, 3), batch=2, inside=inside)
     assert bool(launch._period(work_of(x, MASKS[mask]))) == (length == 1 or not inside)
@@ -214,12 +221,12 @@ def test_query_heads_of_a_key_head_share_tiles_when_rows_are_few(
     x[2][1, 1, 5] = float("nan")
     out, _ = hopper(x, masks.window(40, 0))
     assert not out.isnan().any()
-    assert all(not flags.any() for flags in emulated[:-1])
-    # What is hidden but in a tile that is visited leaves a flag for the heads that met it.
+    assert not emulated
+    # What is hidden but in a tile that is visited is met by the heads of its key head.
     x[2][1, 1, 5], x[2][0, 2, -45] = 0.0, float("nan")
-    hopper(x, masks.window(40, 0))
-    met = [bool(emulated[-1].view(2, 12)[b, 4 * h].any()) for b in range(2) for h in range(3)]
-    assert met == [False, False, True, False, False, False]
+    out, _ = hopper(x, masks.window(40, 0))
+    assert not out[:, :, -1].isnan().any()
+    assert set(emulated) == ({(0, 2)} if length == 1 or not inside else {(0, 8 + n) for n in range(4)})
 
 
 # The fixed reference.
@@ -240,7 +247,8 @@ def test_rows_that_outgrow_their_reference_are_computed_again(head_dim: int, mas
 
 @pytest.mark.parametrize("mask", ["full", "causal", "long window"])
 def test_long_lines_that_are_lost_are_given_up_early(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = emulator.modules()
+    emulator.modules()
+    kernel = emulator.part("attend")
     skip, given_up = kernel.skip, []
 
     def noted(w: int, s: Any, stage: Any, phase: Any, turn: Any, count: Any, turns: bool) -> Any:
@@ -269,18 +277,52 @@ def test_large_values_are_computed_again_where_their_weights_overflow() -> None:
     torch.testing.assert_close(lse, wanted[1], atol=2e-3, rtol=2e-3)
 
 
-def test_what_is_hidden_may_be_nan_and_leaves_a_flag(emulated: list[Tensor]) -> None:
+HIDING = {
+    "causal": masks.causal(),
+    "window": masks.window(60, 20),
+    "documents": masks.documents(torch.tensor([0, 90, 131, 300], dtype=torch.int32), within=masks.causal()),
+    "columns": masks.columns((torch.arange(300) + 60).int().view(1, 1, 300, 1), causal=True),
+    "random": masks.causal() & masks.random_blocks(0.6, block=16),
+}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("mask", HIDING)
+@pytest.mark.parametrize("head_dim", [40, 128, 256])
+def test_what_is_hidden_may_be_anything(
+    head_dim: int, mask: str, dtype: torch.dtype, value: float, emulated: list[tuple[int, int]]
+) -> None:
+    """Rows see what they see: of a value that is not finite, and of no other."""
+    q, k, v = draw((300, 300), heads=(2, 2), dtype=dtype, head_dim=head_dim)
+    k[:, 0, 200:], v[:, 1, 200:, 3] = value, value
+    out, lse = hopper((q, k, v), HIDING[mask])
+    clean = (q, k.nan_to_num(0.0, 0.0, 0.0), v.nan_to_num(0.0, 0.0, 0.0))
+    wanted = right(clean, HIDING[mask])
+    probe = torch.eye(300)[None, None].expand(1, 2, -1, -1)
+    seen = reference.attention(q.double(), q.double() * 0, probe.double(), mask=HIDING[mask])[0] > 0
+    hit = seen[0, :, :, 200:].any(-1)
+    # Keys that are no numbers: rows that see none of them.
+    torch.testing.assert_close(out[0, 0, ~hit[0]].float(), wanted[0][0, 0, ~hit[0]], atol=0.03, rtol=0.03)
+    torch.testing.assert_close(lse[0, 0, ~hit[0]], wanted[1][0, 0, ~hit[0]], atol=2e-3, rtol=2e-3)
+    # Such values: the column alone, of rows that see one.
+    torch.testing.assert_close(lse[:, 1], wanted[1][:, 1], atol=2e-3, rtol=2e-3)
+    given = torch.full_like(wanted[0][0, 1, :, 3], value)
+    wanted[0][0, 1, :, 3] = torch.where(hit[1], given, wanted[0][0, 1, :, 3])
+    torch.testing.assert_close(out[:, 1].float(), wanted[0][:, 1], atol=0.03, rtol=0.03, equal_nan=True)
+    assert (0, 1) in emulated
+
+
+def test_only_lines_that_met_such_values_are_computed_carefully(emulated: list[tuple[int, int]]) -> None:
     q, k, v = draw((256, 256), heads=(2, 2))
-    k[:, :, 200:], v[:, 1, 200:] = float("nan"), float("nan")
+    # Keys are selected away at once.
+    k[:, 0, 200:] = float("nan")
     out, lse = hopper((q, k, v), masks.causal())
-    (flags,) = emulated
-    # Head 0 has NaN keys only, which are selected away.
-    assert not out[0, 0, :200].isnan().any()
-    assert flags.view(2, 4)[0, :3].tolist() == [0, 0, 0]
-    spoiled = out[0, 1].isnan().any(-1).view(4, 64).any(-1)
-    assert (flags.view(2, 4)[1] > 0).tolist() == spoiled.tolist()
-    assert spoiled[3]
-    assert lse[:, :, :200].isfinite().all()
+    assert out[0, 0, :200].isfinite().all() and lse[0, 0, :200].isfinite().all()
+    v[0, 1, 255] = float("nan")
+    emulated.clear()
+    assert hopper((q, k, v), masks.causal())[0][0, 1, :255].isfinite().all()
+    assert (0, 1) in emulated
 
 
 def test_only_lines_with_such_rows_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,11 +371,11 @@ def test_lists_of_work_made_on_the_device_cover_everything(
         {"JOINED": True, "STAGES": 3},
         {"TURNS": True},
         {"TURNS": True, "GROUPS": 3, "HELD": True},
-        {"BN": 64, "STAGES": 3, "OWN_OUT": False, "HALVES": False},
+        {"BN": 64, "STAGES": 3},
         {"EARLY": True, "TURNS": False},
         {"EARLY": True, "TURNS": False, "BN": 64, "STAGES": 4},
-        {"HALVES": True, "OWN_OUT": True},
-        {"SLOTS": 2, "HELD": False, "OWN_OUT": True},
+        {"HALVES": True},
+        {"SLOTS": 2, "HELD": False},
     ],
     ids=str,
 )
@@ -358,7 +400,8 @@ def test_a_ring_that_is_too_short_is_a_deadlock(monkeypatch: pytest.MonkeyPatch)
 
 def test_results_that_are_not_waited_for_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the results must have left its place before the other half comes there."""
-    kernel, wait, calls = emulator.modules(), emulator.copy_out_wait, []
+    emulator.modules()
+    kernel, wait, calls = emulator.part("finish"), emulator.copy_out_wait, []
 
     def impatient(left: int) -> None:
         calls.append(left)
@@ -427,23 +470,13 @@ def law_cases() -> list[tuple[Law, Case]]:
 
 @pytest.mark.parametrize("law, case", law_cases(), ids=conformance.identify)
 def test_it_obeys(law: Law, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients and repairs by the fold, in place of Triton's kernels."""
+    """Gradients by the fold, in place of Triton's kernels."""
     fold = eager.backend
-
-    def repaired(work: Work, flags: Tensor, out: Tensor, lse: Tensor) -> None:
-        found = flags.view(out.shape[0], out.shape[1], -1) > 0
-        if found.any():
-            clean_out, clean_lse = fold.forward(work)
-            rows = found.repeat_interleave(64, 2)[:, :, : out.shape[2]]
-            out.copy_(torch.where(rows[..., None], clean_out, out))
-            lse.copy_(torch.where(rows, clean_lse, lse))
-
     declines = triton.TritonBackend.why_not
 
     def on_cpu(self: Any, problem: Problem, form: Any) -> list[str]:
         return [reason for reason in declines(self, problem, form) if "it runs on GPUs" not in reason]
 
-    monkeypatch.setattr(launch, "Repair", lambda work: repaired)
     monkeypatch.setattr(hopper_backend, "_refusal", lambda device: None)
     monkeypatch.setattr(triton.TritonBackend, "why_not", on_cpu)
     monkeypatch.setattr(

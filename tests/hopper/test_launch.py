@@ -52,7 +52,10 @@ CPU = torch.device("cpu")
 
 
 def own(jobs: schedule.Schedule, program: int) -> list[int]:
-    return jobs.work[jobs.starts[program] : jobs.starts[program + 1]].tolist()
+    begin, count, first = jobs.portions[program].tolist()
+    places = jobs.work[begin : begin + count].tolist()
+    assert first == (places[0] if places else first)
+    return places
 
 
 def test_the_longest_lines_of_a_section_come_first() -> None:
@@ -103,10 +106,10 @@ def test_every_line_of_lists_is_somebody_s(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(0, 9, (1 + seed,), generator=generator).tolist()
     jobs = lists(counts, k_tiles=9 if seed % 2 else 90, pairs=3, programs=1 + seed % 5)
-    assert jobs.starts[0] == 0 and jobs.starts[-1] == 3 * len(counts)
-    assert (jobs.starts[1:] >= jobs.starts[:-1]).all()
-    assert sorted(jobs.work[:-1].tolist()) == list(range(3 * len(counts)))
-    assert jobs.work[-1] == 0
+    places = [own(jobs, program) for program in range(1 + seed % 5)]
+    assert sorted(itertools.chain(*places)) == list(range(3 * len(counts)))
+    # What a program without work looks at is a place, too.
+    assert ((jobs.portions[:, 2] >= 0) & (jobs.portions[:, 2] < 3 * len(counts))).all()
 
 
 @pytest.mark.parametrize("lengths", [(512, 512), (300, 700), (700, 300), (1000, 1000)], ids=str)
@@ -128,7 +131,7 @@ def test_visits_are_those_of_the_tiles_that_a_band_shows(form: Band, lengths: tu
 def test_tiles_fit_the_shared_memory_of_a_core(width: int, kind: str) -> None:
     sizes = sizes_of(width, kind)
     C = Variant(width, width, **sizes)
-    rows = C.GROUPS * LINES * (C.SLOTS + C.OWN_OUT * (0.5 if C.HALVES else 1.0))
+    rows = C.GROUPS * LINES * (C.SLOTS + (0.5 if C.HALVES else 1.0))
     assert 2 * width * (rows + 2 * C.STAGES * C.BN) + 1024 <= 227 << 10
     # One barrier for both frees keys only with values, of which one tile is always in use.
     assert sizes["STAGES"] >= (3 if sizes.get("JOINED") else 2)

@@ -27,7 +27,7 @@ SIZES, LEAST_SIZES = (256, 256, 16, 8, 2, 255), 4
 HOPPER = {
     "BN": (64, 128), "STAGES": range(2, 9), "GROUPS": (2, 3), "REGISTERS": range(128, 248, 8),
 }  # fmt: skip
-HOPPER_FLAGS = {"SLOTS", "HELD", "TURNS", "EARLY", "JOINED", "HALVES", "OWN_OUT"}
+HOPPER_FLAGS = {"SLOTS", "HELD", "TURNS", "EARLY", "JOINED", "HALVES"}
 #: With fewer, all that a kernel holds would lie in memory.
 LEAST_REGISTERS = 64
 

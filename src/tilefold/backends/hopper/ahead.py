@@ -17,7 +17,7 @@ _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _POINTERS = {"lse": "*fp32", "bias": "*bf16", "sink": "*fp32", "slopes": "*fp32", "cap": "fp32"}
 _POINTERS |= dict.fromkeys(("bias_b", "bias_h", "bias_q", "bias_k"), "i64")
 _INTEGERS = (
-    "flags", "work", "starts", "tiles", "counts", "bounds", "index", "row_table", "key_table",
+    "work", "portions", "tiles", "counts", "bounds", "index", "row_table", "key_table",
 )  # fmt: skip
 
 
@@ -30,13 +30,15 @@ def compiled(variant: Variant, dtype: torch.dtype, warps: int = 4) -> Any:
 
     maps = zip(("q_desc", "k_desc", "v_desc", "o_desc"), map(described, blocks_of(C)), strict=True)
     known = {
-        **dict(maps), **_POINTERS, **dict.fromkeys(_INTEGERS, "*i32"), "scale": "fp32",
+        **dict(maps), **_POINTERS, "values": f"*{_NAMES[dtype]}", **dict.fromkeys(_INTEGERS, "*i32"), "scale": "fp32",
         "C": "constexpr",
     }  # fmt: skip
     names = [parameter.name for parameter in forward_kernel.params]
     signature = {name: known.get(name, "i32") for name in names}
+    # What PyTorch allocates starts at multiples of 16 bytes.
+    aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(names) if signature[name][0] == "*"}
     source = GluonASTSource(
-        forward_kernel, signature=signature, constexprs={(names.index("C"),): C}, attrs={}
+        forward_kernel, signature=signature, constexprs={(names.index("C"),): C}, attrs=aligned
     )
     return triton.compile(
         source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "enable_fp_fusion": True}

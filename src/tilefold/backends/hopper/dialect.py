@@ -36,9 +36,9 @@ __all__ = [
 ]  # fmt: skip
 
 aggregate: Any = getattr(gluon, "aggregate", None) or getattr(gl, "aggregate", None) or _aggregate
-copy_in: Any = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 copy_out: Any = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 copy_out_wait: Any = tma.store_wait
+copy_in: Any = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 _ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 #: What the launcher of Triton 3.6 takes before a kernel's own arguments.
@@ -109,7 +109,8 @@ class Tail:
 
 
 class Run:
-    """A kernel in one variant, whose first arguments are tensor maps. A repeated call goes straight to the
+    """A kernel in one variant, whose first arguments are tensor maps of q, k, v and `out`, and the next one
+    where the values lie. A repeated call goes straight to the
     compiled kernel, with the tensor maps of its addresses as they were made before.
     """
 
@@ -153,7 +154,7 @@ class Run:
             # Triton's own binding compiles, and tells a profiler about the launch.
             described = [descriptor(x, own.block) for own, x in zip(maps, tensors, strict=True)]
             compiled = self._kernel[(programs,)](
-                *described, *results, *tail.arguments, self._variant, num_warps=self._warps,
+                *described, tensors[2], *results, *tail.arguments, self._variant, num_warps=self._warps,
                 enable_fp_fusion=True, launch_pdl=True,
             )  # fmt: skip
             bare = _bare(compiled)
@@ -165,5 +166,5 @@ class Run:
         stream = torch._C._cuda_getCurrentRawStream(index)
         launcher(
             programs, 1, 1, stream, function, False, True, None, None, metadata, None, None, None, *flat,
-            *[x.data_ptr() for x in results], *tail.numbers, self._variant,
+            tensors[2].data_ptr(), *[x.data_ptr() for x in results], *tail.numbers, self._variant,
         )  # fmt: skip

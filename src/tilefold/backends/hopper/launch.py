@@ -19,7 +19,6 @@ from tilefold.problem import Problem
 
 from .dialect import Maps, Run, Tail
 from .forward import forward_kernel
-from .repair import Repair
 from .schedule import Schedule, of_costs, of_lists, of_ranks, visits
 from .sizes import kind_of, sizes_of, width_of
 from .tails import Tails
@@ -112,8 +111,7 @@ class _Made(NamedTuple):
     maps: tuple[Maps, ...]
     #: Without a tensor among the options of the score: their arguments may be kept.
     bare: bool
-    flags: int
-    mend: Repair | None
+    programs: int
     schedule: Schedule
     out_shape: tuple[int, ...]
     out_strides: tuple[int, ...]
@@ -123,7 +121,7 @@ class _Made(NamedTuple):
     tails: Tails[Tail]
 
     def tail(self, work: Work) -> Tail:
-        """The kernel's arguments behind `flags`."""
+        """The kernel's arguments behind `lse`."""
 
         def make() -> Tail:
             return Tail([*self.numbers, *_of_scores(work, self.schedule.work)])
@@ -171,18 +169,18 @@ def _make(work: Work, _: str, more: Any) -> _Made:
     tiles, counts, bounds, index = (
         jobs.work if x is None else x for x in (mask.tiles, mask.counts, mask.bounds, mask.index)
     )
-    numbers = [
-        jobs.work, jobs.starts, p.q_heads, max(p.group, 1), p.q_length, p.k_length, -(-p.q_length // rows),
-        mask.lo, mask.hi, mask.step, tiles, counts, mask.capacity, mask.table_b, mask.table_h, bounds, index,
-    ]  # fmt: skip
     # TMA writes rows that start at multiples of 16 bytes.
     d = -(-p.v_head_dim // 8) * 8
     strides = (H * L * d, L * d, d, 1) if heads_outside else (L * H * d, d, H * d, 1)
+    numbers = [
+        jobs.work, jobs.portions, p.q_heads, max(p.group, 1), p.q_length,
+        p.k_length, -(-p.q_length // rows), mask.lo, mask.hi, mask.step, tiles, counts,
+        mask.capacity, mask.table_b, mask.table_h, bounds, index,
+    ]  # fmt: skip
     options = (work.scores.bias, work.scores.sink, work.scores.alibi_slopes)
     bare = all(x is None for x in options) and not p.positions.tables
-    flags, mend = (B * H * -(-L // LINES), Repair(work)) if C.CAREFUL else (0, None)
     return _Made(
-        _run(C, dtypes(work)), tuple(map(Maps, blocks_of(C))), bare, flags, mend, jobs, (B, H, L, d),
+        _run(C, dtypes(work)), tuple(map(Maps, blocks_of(C))), bare, len(jobs.portions), jobs, (B, H, L, d),
         strides, (L * H, 1, H), numbers, mask, Tails(),
     )  # fmt: skip
 
@@ -207,16 +205,13 @@ def forward(work: Work) -> tuple[Tensor, Tensor]:
     made, device = _made_for(work, period), q.device
     room = torch.empty_strided(made.out_shape, made.out_strides, dtype=q.dtype, device=device)
     lse = torch.empty_strided(made.out_shape[:3], made.lse_strides, dtype=torch.float32, device=device)
-    flags = torch.empty(made.flags, dtype=torch.int32, device=device) if made.flags else lse
     width = work.problem.v_head_dim
     out = room if width == made.out_shape[3] else room[..., :width]
     mapped = (q, work.k, work.v, out)
     if period:
         heads = work.problem.k_heads
         mapped = (_shared(q, heads), work.k, work.v, _shared(out, heads))
-    made.run(made.schedule.programs, made.maps, mapped, (lse, flags), made.tail(work), device)
-    if made.mend is not None:
-        made.mend(work, flags, out, lse)
+    made.run(made.programs, made.maps, mapped, (lse,), made.tail(work), device)
     if out is not room:
         outside = made.out_strides[1] >= made.out_strides[2]
         out = out.contiguous() if outside else out.transpose(1, 2).contiguous().transpose(1, 2)

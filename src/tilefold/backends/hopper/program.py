@@ -37,10 +37,11 @@ class Shared:
     decided: gl.shared_memory_descriptor
     words: gl.shared_memory_descriptor
     verdict: gl.shared_memory_descriptor
+    values: gl.tensor
     lse: gl.tensor
-    flags: gl.tensor
     work: gl.tensor
     items: gl.tensor
+    first: gl.tensor
     tiles: gl.tensor
     counts: gl.tensor
     bounds: gl.tensor
@@ -78,8 +79,8 @@ class Shared:
     @gluon.constexpr_function
     def __init__(
         self, q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full,
-        k_empty, v_full, v_empty, turn, ended, decided, words, verdict, lse, flags, work, items, tiles,
-        counts, bounds, index, bias, bias_b, bias_h, bias_q, bias_k, sink, slopes, slope_b, slope_h, cap,
+        k_empty, v_full, v_empty, turn, ended, decided, words, verdict, values, lse, work, items,
+        first, tiles, counts, bounds, index, bias, bias_b, bias_h, bias_q, bias_k, sink, slopes, slope_b, slope_h, cap,
         q_step, k_step, base, row_table, key_table, batch_origin, heads, group, q_length, k_length, lines, lo,
         hi, step, capacity, table_b, table_h, scale, C,
     ):  # fmt: skip
@@ -102,10 +103,11 @@ class Shared:
         self.decided = decided
         self.words = words
         self.verdict = verdict
+        self.values = values
         self.lse = lse
-        self.flags = flags
         self.work = work
         self.items = items
+        self.first = first
         self.tiles = tiles
         self.counts = counts
         self.bounds = bounds
@@ -157,12 +159,16 @@ def slot_of(done, C: gl.constexpr):
 
 @gluon.jit
 def load_work(s, i):
-    """The program's i-th piece of work: its place `pair * lines + line`, and of lists how many of the line's
-    tiles are full and partial. Loaded one piece ahead, since the one load waits for the other. A program
-    without work loads a piece that is not its own: behind all lists lies one more place.
+    """The program's i-th piece of work, or the last one."""
+    return work_at(s, gl.load(s.work + gl.minimum(i, s.items - 1)))
+
+
+@gluon.jit
+def work_at(s, place):
+    """A piece of work: its place `pair * lines + line`, and of lists how many of the line's tiles are full and
+    partial. Loaded one piece ahead, since the one load waits for the other.
     """
     C: gl.constexpr = s.C
-    place = gl.load(s.work + gl.maximum(gl.minimum(i, s.items - 1), 0))
     if C.MASK == BAND:
         return place, place, place
     else:
@@ -347,18 +353,19 @@ def told(s, place):
     )
 
 
-# The second pass over the list: of lines with rows that have outgrown their reference.
+# Further passes over the list: of lines with rows that have outgrown their reference, or whose results are not
+# finite.
 
 
 @gluon.jit
-def any_broken(s):
-    """Whether a consumer of this program has found such rows."""
+def any_broken(s, BEFORE: gl.constexpr, WARPS: gl.constexpr):
+    """Whether a consumer of this program has found such rows, in the pass with `BEFORE` others before it."""
     C: gl.constexpr = s.C
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    found = gl.max(s.verdict.index(0).load(layout), 0)
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     GROUPS: gl.constexpr = C.GROUPS
-    for w in gl.static_range(1, GROUPS):
-        found = gl.maximum(found, gl.max(s.verdict.index(w).load(layout), 0))
+    found = gl.to_tensor(0)
+    for w in gl.static_range(GROUPS):
+        found = gl.maximum(found, gl.max(s.verdict.index(BEFORE * C.GROUPS + w).load(layout), 0))
     return found > 0
 
 
@@ -380,7 +387,7 @@ def how_many_again(s):
     """Of the program's pieces of work, those with such lines."""
     count = gl.to_tensor(0)
     for i in range(s.items):
-        b, h, line, _ = place_of(s, load_work(s, i))
+        b, h, line, _ = place_of(s, work_at(s, gl.load(s.work + i)))
         if is_broken(s, b, h, line):
             count += 1
     return count

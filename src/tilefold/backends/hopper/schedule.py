@@ -22,13 +22,19 @@ _NEAR = 0.25
 
 
 class Schedule(NamedTuple):
-    """The places of program `n` are `work[starts[n] : starts[n + 1]]`; both int32, on the device. Behind the
-    last of them lies place 0, for programs that have none to look at.
+    """The places of all programs, int32, on the device, and of each program where its own begin, how many they
+    are and the first of them (0 if it has none), int32 `[programs, 3]`.
     """
 
-    programs: int
     work: Tensor
-    starts: Tensor
+    portions: Tensor
+
+
+def portioned(work: Tensor, starts: Tensor) -> Schedule:
+    """The places of program `n` are `work[starts[n] : starts[n + 1]]`."""
+    begin = starts[:-1].int()
+    first = pad(work, (0, 1))[begin.long()]
+    return Schedule(work, torch.stack([begin, starts.diff().int(), first], 1))
 
 
 def visits(form: Band, q_length: int, k_length: int, rows: int, keys: int) -> list[int]:
@@ -70,10 +76,9 @@ def of_costs(
     starts = [0]
     for own in found:
         starts.append(starts[-1] + len(own))
-    flat = torch.tensor([place for own in [*found, [0]] for place in own], dtype=torch.int32, device="cpu")
-    return Schedule(
-        programs, flat.to(device), torch.tensor(starts, dtype=torch.int32, device="cpu").to(device)
-    )
+    flat = torch.tensor([place for own in found for place in own], dtype=torch.int32, device="cpu")
+    made = portioned(flat, torch.tensor(starts, dtype=torch.int32, device="cpu"))
+    return Schedule(*(x.to(device) for x in made))
 
 
 def dealt(
@@ -90,7 +95,7 @@ def dealt(
     width = (pairs - section * span).clamp(max=span)
     owner, mine = torch.sort(owner, stable=True)
     starts = torch.searchsorted(owner, torch.arange(programs + 1, device=device))
-    return (section * span + inner % width)[mine], (inner // width)[mine], starts.int()
+    return (section * span + inner % width)[mine], (inner // width)[mine], starts
 
 
 def of_ranks(
@@ -99,7 +104,7 @@ def of_ranks(
     """As in `dealt`, with lines in their order, the last ones first if `reverse`."""
     pair, rank, starts = dealt(lines, pairs, span, programs, device)
     line = lines - 1 - rank if reverse else rank
-    return Schedule(programs, pad((pair * lines + line).int(), (0, 1)), starts)
+    return portioned((pair * lines + line).int(), starts)
 
 
 def of_lists(
@@ -122,10 +127,9 @@ def of_lists(
     spent = costs.cumsum(0)
     middle = spent - costs / 2
     owner = (middle * (programs / spent[-1])).long().clamp(max=programs - 1)
-    shares = torch.searchsorted(owner, torch.arange(programs + 1, device=device)).int()
+    shares = torch.searchsorted(owner, torch.arange(programs + 1, device=device))
     near = torch.arange(pairs * lines, device=device)
     pair, rank, starts = dealt(lines, pairs, span, programs, device)
     far = pair * lines + order[tables[pair], rank]
     close = visited.mean() * keys < _NEAR * k_length
-    work = pad(torch.where(close, near, far).int(), (0, 1))
-    return Schedule(programs, work, torch.where(close, shares, starts))
+    return portioned(torch.where(close, near, far).int(), torch.where(close, shares, starts))

@@ -24,8 +24,8 @@ class Variant:
         REGISTERS: of each thread of the consumers but the first, which gets what is left.
         MASK: BAND, ROWS, COLS or BITS; MASKED: whether some tile needs it.
         INTERVALS: per line of the table of ROWS or COLS.
-        CAREFUL: tiles may mix what a row sees with what it does not see: 64 rows with a result that is not
-            finite leave a flag.
+        CAREFUL: tiles may mix what a row sees with what it does not see: lines of tiles with a result that
+            is not finite are computed once more, selecting.
         STEPPED: the band shows every `step`-th key only. BELOW: it has a lower bound.
         FIXED: the reference of the softmax is that of the first tile, if all rows see it.
         TRIAL: long lines are given up early if their sums are lost.
@@ -36,7 +36,7 @@ class Variant:
         SINK: each head has a sink.
         PERIOD: rows of a head, a power of two, where all query heads of a key head lie in one tile, one after
             the other; 0 where each has its own.
-        OWN_OUT: `out` has shared memory of its own beside q; HALVES: for half of its columns at a time.
+        HALVES: `out` has shared memory for half of its columns at a time.
         SLOTS: how many q of a warp group shared memory holds: with two, the next ones may come while these
             are in use.
         HELD: q is held in registers, so that its shared memory is free for the next one at once.
@@ -67,7 +67,6 @@ class Variant:
     SLOPE_ROWS: bool = False
     SINK: bool = False
     PERIOD: int = 0
-    OWN_OUT: bool = True
     HALVES: bool = False
     SLOTS: int = 1
     HELD: bool = False
