@@ -59,8 +59,8 @@ class Case(NamedTuple):
 
 def medians(contestants: Sequence[Call], seconds: float = SECONDS) -> list[float]:
     """Median seconds of each contestant on the GPU. They take turns, and the GPU sleeps while the calls of a
-    turn are queued, so that what the host does is hidden. Who comes first in a turn changes: behind the sleep a
-    call takes some microseconds longer.
+    turn are queued, so that what the host does is hidden. Who comes first in a turn changes: behind the sleep
+    a call takes some microseconds longer.
     """
     for _ in range(2):
         torch.cuda.synchronize()

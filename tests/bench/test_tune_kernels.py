@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from tilefold import Problem, masks
+from tilefold.bench import hopper_entries as hopper
 from tilefold.bench import tune_kernels as tuning
 from tilefold.bench.cases import BenchCase, mask_of
 from tilefold.bench.entries import (
+    INTERPRETED,
     KERNELS,
     KINDS,
     Entry,
@@ -38,7 +40,7 @@ from tilefold.testing.cases import DTYPES
 from tilefold.testing.tolerance import Verdict
 
 TINY = Scale(odd=(37, 45), length=32, tokens=64, channels=64)
-OLD = tuning.INTERPRETED
+OLD = INTERPRETED
 FORWARD, KEYS = parse("triton/forward/16/64"), parse("triton/keys/16/64")
 
 
@@ -130,12 +132,88 @@ def test_candidates_are_a_grid_with_the_likest_first() -> None:
     assert {sizes[3:] for sizes in first_candidates(FORWARD, (64, 64, 4, 2, 1)) if sizes} == {(2, 1)}
     assert deeper(FORWARD, [(64, 128, 8, 3, 1)])[0] == (64, 128, 8, 1, 1)
     assert deeper(FORWARD, [(64, 128, 8, 3, 1, 128)])[-1] == (64, 128, 8, 3, 2, 128)
-    assert tuning.in_short((64, 128, 8, 3, 1)) == "64 x 128, 8 warps, 3 stages, 1 loop"
-    assert tuning.in_short((64, 128, 8, 3, 2, 128)) == "64 x 128, 8 warps, 3 stages, 2 loops, 128 registers"
+    assert FORWARD.in_short((64, 128, 8, 3, 1)) == "64 x 128, 8 warps, 3 stages, 1 loop"
+    assert FORWARD.in_short((64, 128, 8, 3, 2, 128)) == "64 x 128, 8 warps, 3 stages, 2 loops, 128 registers"
     stages = [(64, 128, 8, n) for n in (1, 2, 3, 4)]
     assert deeper(FORWARD, [(64, 128, 8, 3)]) == [*stages, (64, 128, 8, 3, 1)]
     assert deeper(KEYS, [None]) == []
     assert deeper(parse("triton/bias/16/64"), [(64, 128, 8, 3)]) == stages
+
+
+# -- the Hopper kernel ---------------------------------------------------------------------------------------
+
+
+def test_the_hopper_kernel_has_entries_on_its_gpu_alone() -> None:
+    every = [entry.name for entry in hopper.choose("sm90")]
+    ours = [name for name in every if name.startswith("hopper/")]
+    assert every[: len(every) - len(ours)] == [entry.name for entry in choose("sm90")]
+    assert len(ours) == len(set(ours)) == 3 * 9 - 1
+    assert "hopper/128/short band" in ours and "hopper/256/short band" not in ours
+    assert not any(entry.name.startswith("hopper/") for entry in hopper.choose("sm86"))
+    with pytest.raises(ArgumentError, match="kernels: expected some of forward, .*, bias, got 'hopper'"):
+        hopper.choose("sm86", ["hopper"])
+    with pytest.raises(ArgumentError, match="kinds: expected some of any, .*, long band, window, got 'wide'"):
+        hopper.choose("sm90", kinds=["wide"])
+
+
+@pytest.mark.parametrize(
+    "options, names",
+    [
+        (
+            {"kernels": ["hopper"], "heads": [64], "kinds": ["band", "full"]},
+            {"hopper/64/full", "hopper/64/band"},
+        ),
+        ({"kinds": ["long band"], "heads": [256]}, {"hopper/256/long band"}),
+        (
+            {"kernels": ["forward", "hopper"], "heads": [128], "kinds": ["rows"]},
+            {"triton/forward/16/128/rows", "hopper/128/rows"},
+        ),
+        ({"kernels": ["forward"], "kinds": ["band"]}, set()),
+        ({"kernels": ["hopper"], "bits": [32]}, set()),
+    ],
+    ids=str,
+)
+def test_options_choose_among_the_entries_of_the_hopper_kernel(
+    options: dict[str, Any], names: set[str]
+) -> None:
+    assert {entry.name for entry in hopper.choose("sm90", **options)} == names
+
+
+@pytest.mark.parametrize("entry", hopper.choose("sm90", ["hopper"]), ids=lambda entry: entry.name)
+def test_sizes_of_the_hopper_kernel(entry: hopper.HopperEntry) -> None:
+    shared, old = 227 << 10, entry.current("cuda")
+    assert dict(old) == tuned.hopper_sizes(entry.head, entry.kind) == entry.stored(old)
+    assert entry.fits(old, shared)
+    grid = entry.first_candidates(old)
+    assert grid and len(grid) == len(set(grid))
+    deep = entry.deeper([old])
+    for sizes in [*grid, *deep]:
+        assert entry.fits(sizes, shared)
+        assert tuned._makes_sense(entry.name, entry.stored(sizes))
+    assert not entry.fits(hopper.as_sizes(dict(old) | {"STAGES": 8, "BN": 128}), shared)
+    with entry.in_force(grid[-1]):
+        assert entry.current("cuda") == grid[-1]
+
+
+@pytest.mark.parametrize("entry", hopper.choose("sm90", ["hopper"]), ids=lambda entry: entry.name)
+def test_calls_use_their_entry_of_the_hopper_kernel(entry: hopper.HopperEntry) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from tilefold.backends.hopper.sizes import kind_of, width_of
+
+    for case in [entry.timed_case(Scale()), *entry.checked_cases(Scale(), True)]:
+        assert width_of(*case.dims) == entry.head
+        (Hq, _), (Lq, Lk) = case.heads, case.lengths
+        mask = mask_of(case, "cpu")
+        mask = masks.full() if mask is None else mask
+        built = mask.build(case.batch, Hq, Lq, Lk, "cpu") if mask.needs_build else mask
+        form = masks.lower(*built.spec(), case.batch, Hq, Lq, Lk, "cpu")
+        assert kind_of(form, entry.head, Lk, bool(case.bias)) == entry.kind
+
+
+def test_sizes_of_the_hopper_kernel_in_short() -> None:
+    entry = hopper.HopperEntry(128, "full")
+    sizes = hopper.as_sizes({"BN": 64, "STAGES": 3, "GROUPS": 3, "REGISTERS": 160, "SLOTS": 2, "HELD": True})
+    assert entry.in_short(sizes) == "192 x 64, 3 stages, 2 slots, held"
 
 
 # -- calls ---------------------------------------------------------------------------------------------------
@@ -201,7 +279,8 @@ class Played:
     def _sizes(self, entry: Entry) -> Sizes:
         return tuned.sizes(entry.names, "cpu", OLD)  # pyright: ignore[reportReturnType]
 
-    def _wrong(self, cases: list[BenchCase], device: str) -> list[str]:
+    def _wrong(self, cases: list[BenchCase], device: str, backend: str) -> list[str]:
+        assert backend == "triton"
         sizes = self._sizes(self.entry)
         if sizes in self.failing:
             raise self.failing[sizes]
@@ -403,10 +482,10 @@ def test_a_single_unlucky_draw_is_not_held_against_a_candidate(monkeypatch: pyte
 
     monkeypatch.setattr(tuning, "_verdicts", verdicts)
     baseline = 1.0
-    assert tuning.wrong([case], "cpu") == []
+    assert tuning.wrong([case], "cpu", "triton") == []
     assert drawn == list(range(1, 2 + tuning.DRAWS))
     baseline = 0.2
-    (reason,) = tuning.wrong([case], "cpu")
+    (reason,) = tuning.wrong([case], "cpu", "triton")
     assert reason.startswith("OVER out")
 
 

@@ -54,7 +54,7 @@ def _lifted(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in ("add", "sub", "mul", "floordiv", "mod", "xor", "and", "or"):
+for _name in ("add", "sub", "mul", "floordiv", "mod", "xor", "and", "or", "rshift"):
     for _way in ("", "r"):
         setattr(Whole, f"__{_way}{_name}__", _lifted(f"__{_way}{_name}__"))
 
@@ -109,6 +109,9 @@ class Memory:
 
     def reshape(self, shape: Sequence[int]) -> Memory:
         return Memory(self.held.view(*shape))
+
+    def slice(self, start: int, length: int) -> Memory:
+        return Memory(self.held[start : start + length])
 
     def permute(self, order: Sequence[int]) -> Memory:
         return Memory(self.held.permute(*order))
@@ -346,6 +349,10 @@ def _jit(function: Any = None, **_: Any) -> Any:
     return function if callable(function) else _jit
 
 
+#: Pointers in shared memory, by their places.
+_kept: dict[int, Pointer] = {}
+
+
 def _modules() -> types.ModuleType:
     """The kernel's own files, on this language instead of Gluon."""
     names = "emulated_hopper"
@@ -367,6 +374,8 @@ def _modules() -> types.ModuleType:
         unpacked=lambda x, dtype, layout: x,
         log2=Language.log2,
         begin_beside=lambda: None,
+        keep_pointer=lambda place, pointer: _kept.__setitem__(place.held.data_ptr(), pointer),
+        kept_pointer=lambda place, dtype: _kept[place.held.data_ptr()],
     )
     vars(root).update(dialect=dialect, variant=variant, machine=machine)
     for name in ("dialect", "variant", "machine"):

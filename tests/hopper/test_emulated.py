@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,13 @@ import torch
 from torch import Tensor
 
 from tilefold import masks, reference
+from tilefold.bench import tune_kernels
+from tilefold.bench.entries import Scale
+from tilefold.bench.hopper_entries import HopperEntry, as_sizes
+from tilefold.cost import store
 from tilefold.masks.base import Mask
 from tilefold.ops import prepare
+from tilefold.planning import tuned
 from tilefold.planning.backend import Work
 from tilefold.problem import Problem
 from tilefold.scores import Scores
@@ -202,7 +209,7 @@ def test_programs_may_have_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> Non
     cuts = torch.tensor([*range(0, 3072, 16), 3072, 4096], dtype=torch.int32)
     x, mask = draw((4096, 4096), heads=(1, 1)), masks.documents(cuts, within=masks.causal())
     made = launch._make(work_of(x, mask), "", (True, 0))
-    assert (made.schedule.portions[:, 1] == 0).any()
+    assert (made.schedule.portions[:, 9] == 0).any()
     agree(x, mask)
 
 
@@ -468,11 +475,10 @@ def law_cases() -> list[tuple[Law, Case]]:
     return random.Random(0).sample(every, 40)
 
 
-@pytest.mark.parametrize("law, case", law_cases(), ids=conformance.identify)
-def test_it_obeys(law: Law, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients by the fold, in place of Triton's kernels."""
-    fold = eager.backend
-    declines = triton.TritonBackend.why_not
+@pytest.fixture
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Calls on CPU tensors may ask for this backend; gradients by the fold in place of Triton's kernels."""
+    fold, declines = eager.backend, triton.TritonBackend.why_not
 
     def on_cpu(self: Any, problem: Problem, form: Any) -> list[str]:
         return [reason for reason in declines(self, problem, form) if "it runs on GPUs" not in reason]
@@ -483,8 +489,31 @@ def test_it_obeys(law: Law, case: Case, monkeypatch: pytest.MonkeyPatch) -> None
         hopper_backend.HopperBackend, "backward", lambda self, *arguments: fold.backward(*arguments)
     )
     clear_plans()
-    conformance.run(law, case, "hopper", "cpu")
+    yield
     clear_plans()
+    tuned._table.cache_clear()
+
+
+@pytest.mark.parametrize("law, case", law_cases(), ids=conformance.identify)
+def test_it_obeys(law: Law, case: Case, asked_for: None) -> None:
+    conformance.run(law, case, "hopper", "cpu")
+
+
+def test_its_sizes_are_tuned(asked_for: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates are checked, then timed, and the best ones are kept."""
+    monkeypatch.setenv(store.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(tune_kernels, "SECONDS", 0.0)
+    monkeypatch.setattr(tune_kernels, "ROUNDS", 1)
+    entry = HopperEntry(64, "full")
+    fair = {"BN": 64, "STAGES": 3, "GROUPS": 2, "REGISTERS": 240}
+    candidates = [as_sizes(fair), as_sizes(fair | {"SLOTS": 2, "TURNS": True})]
+    scale = Scale(odd=(37, 45), length=32, tokens=64, channels=64)
+    found = tune_kernels.tune_kernels("cpu", [entry], scale=scale, candidates=candidates)
+    (one,) = found.entries
+    assert [trial.status for trial in one.trials] == ["timed"] * 3, [t.reasons for t in one.trials]
+    assert one.old == entry.current("cuda") or one.best != one.old
+    kept = json.loads(Path(found.path).read_text())
+    assert kept == {entry.name: dict(one.best)}
 
 
 def clear_plans() -> None:

@@ -15,9 +15,10 @@ from tilefold.problem import Problem
 from tilefold.scores import Scores
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from tilefold.backends.hopper import backend, launch, schedule
-from tilefold.backends.hopper.sizes import WIDTHS, shipped, sizes_of, width_of
+from tilefold.backends.hopper import backend, launch, lines, schedule
+from tilefold.backends.hopper.sizes import WIDTHS, sizes_of, width_of
 from tilefold.backends.hopper.variant import LINES, Variant
+from tilefold.backends.triton.arguments import of_mask
 
 ASKED = Problem(2, 4, 2, 512, 640, 128, 128, torch.bfloat16, "cuda", backend="hopper")
 BANDS = [
@@ -41,32 +42,29 @@ def work(form: object = BANDS[0], **changes: object) -> Work:
 def test_every_place_is_somebody_s_and_nobody_is_idle(
     costs: list[float], pairs: int, span: int, programs: int
 ) -> None:
-    found = schedule.assign(costs, pairs, span, programs)
+    found = schedule.assign(costs, pairs, span, programs, schedule.FIXED_COST / 128)
     assert sorted(itertools.chain(*found)) == list(range(5 * pairs))
     assert all(found)
-    flat = schedule.of_costs(costs, 128, pairs, span, programs, CPU)
+    flat = schedule.of_costs(costs, 128, pairs, span, programs)
     assert [own(flat, n) for n in range(programs)] == found
 
 
 CPU = torch.device("cpu")
 
 
-def own(jobs: schedule.Schedule, program: int) -> list[int]:
-    begin, count, first = jobs.portions[program].tolist()
-    places = jobs.work[begin : begin + count].tolist()
-    assert first == (places[0] if places else first)
-    return places
+def own(order: schedule.Order, program: int) -> list[int]:
+    return order.places[order.starts[program] : order.starts[program + 1]].tolist()
 
 
 def test_the_longest_lines_of_a_section_come_first() -> None:
-    (found,) = schedule.assign([1.0, 3.0, 2.0], 4, 2, 1)
+    (found,) = schedule.assign([1.0, 3.0, 2.0], 4, 2, 1, 1.0)
     assert [place % 3 for place in found] == [1, 1, 2, 2, 0, 0] * 2
     assert {place // 3 for place in found[:6]} == {0, 1}
 
 
 def test_work_is_shared_out_evenly() -> None:
-    costs = [float(n) for n in schedule.visits(Band(None, 0), 16384, 16384, 128, 128)]
-    found = schedule.assign(costs, 16, 4, 132)
+    costs = [float(n) for n in visits(Band(None, 0), 16384, 16384, Variant(128, 128, 128, 2, 2, 240))]
+    found = schedule.assign(costs, 16, 4, 132, 2.5)
     spent = [sum(costs[place % 128] + 2.5 for place in own) for own in found]
     assert max(spent) <= 1.03 * sum(spent) / len(spent)
 
@@ -79,21 +77,41 @@ def test_lines_of_one_order_go_round_back_and_forth() -> None:
     assert own(jobs, 0) == [2, 5, 1, 4, 0, 3, 8, 7, 6]
 
 
-def lists(counts: list[int], k_tiles: int, pairs: int = 2, programs: int = 3) -> schedule.Schedule:
-    table = torch.tensor([[[n, 0] for n in counts]], dtype=torch.int32)
+def lists(counts: list[int], k_tiles: int, pairs: int = 2, programs: int = 3) -> schedule.Order:
+    table = torch.tensor([counts])
     order = torch.tensor(counts).argsort(descending=True, stable=True)[None].int()
     tables = torch.zeros(pairs, dtype=torch.int64)
-    return schedule.of_lists(table, order, tables, 128 * k_tiles, 128, pairs, programs)
+    return schedule.of_counts(table, order, tables, 128 * k_tiles, 128, pairs, programs)
 
 
 def test_lines_that_show_little_are_shared_out_by_what_they_cost() -> None:
     counts = [1, 1, 1, 1, 40, 1, 1, 1, 1, 1]
     jobs = lists(counts, k_tiles=200, programs=4)
     found = [own(jobs, n) for n in range(4)]
-    # Neighbours, all of them, and a long line leaves room for few others.
-    assert list(itertools.chain(*found)) == list(range(20))
-    spent = [sum(counts[place % 10] + 2.5 for place in places) for places in found]
-    assert max(spent) <= sum(spent) / 4 + 0.5 * 42.5
+    assert sorted(itertools.chain(*found)) == list(range(20))
+    # The two long lines fill two programs; the others share the rest.
+    assert found[0] == [4] and found[1] == [14]
+    assert {len(found[2]), len(found[3])} == {9}
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("programs", [1, 7, 132])
+def test_shares_take_equally_long(programs: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    costs = torch.randint(1, 40 if seed % 2 else 4, (2000,), generator=generator).double()
+    if seed > 5:
+        costs[::500] = 900.0
+    jobs = schedule.shared_out(costs, programs)
+    found = [own(jobs, n) for n in range(programs)]
+    assert sorted(itertools.chain(*found)) == list(range(2000))
+    spent = [float(costs[places].sum()) for places in found]
+    mean = sum(spent) / programs
+    assert max(spent) <= max(1.05 * mean + 2.0, float(costs.max()) + 0.04 * mean)
+
+
+def test_small_pieces_of_a_share_are_neighbours() -> None:
+    jobs = schedule.shared_out(torch.ones(1000).double(), 10)
+    assert [own(jobs, n) for n in range(10)] == [list(range(n, n + 100)) for n in range(0, 1000, 100)]
 
 
 def test_lines_that_show_much_go_round_longest_first() -> None:
@@ -108,17 +126,86 @@ def test_every_line_of_lists_is_somebody_s(seed: int) -> None:
     jobs = lists(counts, k_tiles=9 if seed % 2 else 90, pairs=3, programs=1 + seed % 5)
     places = [own(jobs, program) for program in range(1 + seed % 5)]
     assert sorted(itertools.chain(*places)) == list(range(3 * len(counts)))
-    # What a program without work looks at is a place, too.
-    assert ((jobs.portions[:, 2] >= 0) & (jobs.portions[:, 2] < 3 * len(counts))).all()
+
+
+def test_programs_find_their_pieces_of_work() -> None:
+    mask = of_mask(Band(None, 0), None)._replace(table_b=2, table_h=1)
+    first = torch.tensor([[0, 128, 256], [-1, 0, 0], [5, 5, 5], [7, 7, 7]], dtype=torch.int32)
+    about = lines.Lines(torch.zeros(4, 3, 2, 8, dtype=torch.int32), first)
+    order = schedule.Order(torch.tensor([0, 5, 3, 11]), torch.tensor([0, 1, 1, 4]))
+    made = schedule.scheduled(order, about, heads=2, group=2, mask=mask, rows=128)
+    # Batch element, heads, line of all tables, first key, first row, table.
+    assert made.work[:, :6].tolist() == [
+        [0, 0, 0, 0, 0, 0], [0, 1, 5, 0, 256, 1], [0, 1, 3, -1, 0, 1], [1, 1, 11, 7, 256, 3]
+    ]  # fmt: skip
+    assert made.portions[:, 8:10].tolist() == [[0, 1], [1, 0], [1, 3]]
+    # What a program without work looks at is somebody's.
+    assert made.portions[:, :8].tolist() == made.work[[0, 1, 1]].tolist()
+    heads = torch.tensor([(h // 3 << 16) | h for h in range(9)])
+    about = lines.Lines(torch.zeros(1, 1, 2, 8, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32))
+    order = schedule.Order(torch.arange(9), torch.tensor([0, 9]))
+    flat = of_mask(Band(None, None), None)
+    assert (schedule.scheduled(order, about, 9, 3, flat, 128).work[:, 1] == heads).all()
+
+
+# What a line of tiles visits.
+
+
+def sized(form: Band, **changes: object) -> Variant:
+    given = {"D": 64, "DV": 64, "BN": 64, "STAGES": 2, "GROUPS": 3, "REGISTERS": 160, "MASKED": True}
+    return Variant(**(given | {"BELOW": form.lo is not None, "STEPPED": form.step != 1} | changes))  # pyright: ignore[reportArgumentType]
+
+
+def visits(form: Band, q_length: int, k_length: int, C: Variant) -> list[int]:
+    found = lines.of_band(of_mask(form, None), q_length, k_length, C, CPU)
+    return found.counts[0].tolist()
 
 
 @pytest.mark.parametrize("lengths", [(512, 512), (300, 700), (700, 300), (1000, 1000)], ids=str)
 @pytest.mark.parametrize("form", BANDS, ids=str)
 def test_visits_are_those_of_the_tiles_that_a_band_shows(form: Band, lengths: tuple[int, int]) -> None:
-    rows, keys = 192, 128
     # Everything between the bounds.
-    states = Band(form.lo, form.hi).tile_states(*lengths, rows, keys, "cpu")[0, 0]
-    assert schedule.visits(form, *lengths, rows, keys) == [int(n) for n in (states > 0).sum(-1)]
+    states = Band(form.lo, form.hi).tile_states(*lengths, 192, 128, "cpu")[0, 0]
+    assert visits(form, *lengths, sized(form, BN=128)) == [int(n) for n in (states > 0).sum(-1)]
+
+
+def places(words: list[int]) -> tuple[list[int], list[int]]:
+    """Of a warp group's words: all tiles of the line in order, and those of its rows."""
+    first, whole, masked, before, gap, to, own, after = words
+    base = first - before
+
+    def at(j: int) -> int:
+        return base + (-1 - j if j < whole else j - whole if j < whole + masked else masked - 1 - j)
+
+    every = [at(j) for j in range(before + own + after)]
+    return every, [every[before + j] for j in range(own) if j < gap or j >= to]
+
+
+@pytest.mark.parametrize("groups, keys", [(2, 64), (3, 64), (2, 128), (1, 64)])
+@pytest.mark.parametrize("lengths", [(512, 512), (300, 700), (700, 300), (1000, 1000)], ids=str)
+@pytest.mark.parametrize("form", BANDS, ids=str)
+def test_warp_groups_take_the_tiles_that_their_rows_see(
+    form: Band, lengths: tuple[int, int], groups: int, keys: int
+) -> None:
+    C = sized(form, GROUPS=groups, BN=keys)
+    found = lines.of_band(of_mask(form, None), *lengths, C, CPU)
+    dense = Band(form.lo, form.hi)
+    shown = (dense.tile_states(*lengths, 64, keys, "cpu")[0, 0] > 0).tolist()
+    inside = (torch.arange(-(-lengths[1] // keys)) + 1) * keys <= lengths[1]
+    full = ((dense.tile_states(*lengths, 64 * groups, keys, "cpu")[0, 0] == 2) & inside).tolist()
+    for line, words in enumerate(found.words[0].tolist()):
+        for w in range(groups):
+            every, own = places(words[w])
+            rows = line * groups + w
+            mine = [n for n, seen in enumerate(shown[rows]) if seen] if rows < len(shown) else []
+            assert sorted(own) == mine
+            assert len(set(every)) == len(every)
+            # Those that all rows see come first; a dilated band has none.
+            whole = words[w][1]
+            wanted = 0 if form.step != 1 else sum(full[line])
+            assert whole == wanted and all(full[line][n] for n in every[:whole])
+        first = int(found.first[0, line])
+        assert first == (every[0] * keys if every else -1)
 
 
 # Variants.
@@ -138,7 +225,7 @@ def test_tiles_fit_the_shared_memory_of_a_core(width: int, kind: str) -> None:
 
 
 def test_the_shipped_sizes_make_sense() -> None:
-    sizes = {name: value for name, value in shipped().items() if name.startswith("hopper/")}
+    sizes = {name: value for name, value in tuned.hopper_table().items() if name.startswith("hopper/")}
     assert {f"hopper/{width}" for width in WIDTHS} <= set(sizes)
     for name, value in sizes.items():
         assert tuned._makes_sense(name, value), name
@@ -151,7 +238,7 @@ def test_the_user_s_sizes_go_before_those_that_are_shipped() -> None:
     with tuned.trying("hopper/128/full", mine):
         assert sizes_of(128, "full") == mine
         assert launch.variant_of(work()).STAGES == 3
-    assert sizes_of(128, "full") == shipped()["hopper/128/full"]
+    assert sizes_of(128, "full") == tuned.hopper_table()["hopper/128/full"]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +247,7 @@ def test_the_user_s_sizes_go_before_those_that_are_shipped() -> None:
     ids=str,
 )
 def test_sizes_that_make_no_sense_are_not_read(change: dict[str, object]) -> None:
-    assert not tuned._makes_sense("hopper/128", shipped()["hopper/128"] | change)
+    assert not tuned._makes_sense("hopper/128", tuned.hopper_table()["hopper/128"] | change)
     assert not tuned._makes_sense("hopper/128", [128, 64, 4, 3])
 
 

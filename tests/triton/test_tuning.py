@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from tilefold.bench import tune_kernels as tuning
-from tilefold.bench.entries import Scale, Sizes, parse
+from tilefold.bench.entries import INTERPRETED, Scale, Sizes, parse
 from tilefold.cost import store
 from tilefold.planning import tuned
 
@@ -22,7 +22,7 @@ from tilefold.backends.triton.kernel import Launch
 pytestmark = pytest.mark.interpreter
 
 TINY = Scale(odd=(37, 45), length=32, tokens=64, channels=64)
-OLD, WRONG, RIGHT = tuning.INTERPRETED, (16, 32, 4, 1), (32, 16, 4, 1)
+OLD, WRONG, RIGHT = INTERPRETED, (16, 32, 4, 1), (32, 16, 4, 1)
 
 
 @pytest.fixture(autouse=True)

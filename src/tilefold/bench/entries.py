@@ -5,9 +5,9 @@ may fit, and which calls use them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -48,6 +48,8 @@ ROWS = KEYS = (16, 32, 64, 128)
 WARPS, STAGES = (4, 8), (1, 2, 3, 4)
 #: Registers of a thread, threads of a warp, bytes of a register.
 REGISTERS, THREADS = 255, 32
+#: What the interpreter takes on a CPU.
+INTERPRETED = (32, 32, 4, 1)
 #: Lengths of calls of the kind "full" are multiples of this: no tile lies over an edge.
 WHOLE = 128
 
@@ -74,6 +76,50 @@ class Entry:
     @property
     def dims(self) -> tuple[int, int]:
         return DIMS.get(self.head, (self.head, self.head))
+
+    # What tuning asks of an entry.
+
+    backend: ClassVar[str] = "triton"
+
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        """The arguments whose gradients call the kernel; none for a forward pass."""
+        return KERNELS[self.kernel]
+
+    def current(self, device_type: str) -> Sizes:
+        """The sizes in use."""
+        return tuned.sizes(self.names, device_type, INTERPRETED if device_type == "cpu" else None)
+
+    def stored(self, sizes: Sizes) -> list[int] | None:
+        """Sizes as they stand in a table."""
+        return None if sizes is None else list(sizes)
+
+    def in_short(self, sizes: Sizes) -> str:
+        """ "128 x 64, 4 warps, 3 stages"."""
+        if sizes is None:
+            return "apart"
+        rows, keys, warps, stages, *rest = sizes
+        parts = [f"{rows} x {keys}", f"{warps} warps", f"{stages} stage{'s' * (stages > 1)}"]
+        parts += [f"{loops} loop{'s' * (loops > 1)}" for loops in rest[:1]]
+        return ", ".join(parts + [f"{registers} registers" for registers in rest[1:] if registers])
+
+    def fits(self, sizes: tuple[int, ...], shared: int) -> bool:
+        return fits(self, sizes, shared)
+
+    def first_candidates(self, old: Sizes) -> list[Sizes]:
+        return first_candidates(self, old)
+
+    def deeper(self, fastest: Sequence[Sizes]) -> list[Sizes]:
+        return deeper(self, fastest)
+
+    def timed_case(self, scale: Scale) -> BenchCase:
+        return timed_case(self, scale)
+
+    def checked_cases(self, scale: Scale, everything: bool = False) -> list[BenchCase]:
+        return checked_cases(self, scale, everything)
+
+    def in_force(self, sizes: Sizes) -> AbstractContextManager[None]:
+        return in_force(self, sizes)
 
 
 @dataclass(frozen=True)

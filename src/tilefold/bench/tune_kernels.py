@@ -1,4 +1,4 @@
-"""Tuning of the Triton kernels: entries of the tables in `planning/tables`, tried on this GPU.
+"""Tuning of a GPU's kernels: entries of the tables in `planning/tables`, tried on this GPU.
 
 For each entry: the shapes of tiles with few stages or many, then other depths of the pipeline for the fastest
 ones. Compilers have been wrong for some sizes, so a candidate is timed only after its results and gradients
@@ -29,23 +29,13 @@ from tilefold.testing.evaluate import Expectation, Subject, expect, observe
 from tilefold.testing.tolerance import Verdict, pool
 
 from .cases import BenchCase, build
-from .entries import (
-    KERNELS,
-    Entry,
-    Scale,
-    Sizes,
-    checked_cases,
-    deeper,
-    first_candidates,
-    fits,
-    in_force,
-    shared_memory,
-    timed_case,
-)
+from .entries import Scale, shared_memory
 from .gate import in_words
+from .hopper_entries import AnyEntry
 from .timing import Clock, Run, clock_for, take_turns
 
-BACKEND = "triton"
+#: Sizes of one kernel or another.
+Sizes = Any
 #: How many of the fastest candidates are tried with other stages, and meet the old sizes at the end.
 FINALISTS = 3
 #: Seconds and least rounds of one candidate.
@@ -54,8 +44,6 @@ SECONDS, ROUNDS = 0.05, 5
 MARGIN = 0.98
 #: More draws of a case where a single one is over its budget, which may be a matter of luck.
 DRAWS = 8
-#: What the interpreter takes on a CPU.
-INTERPRETED = (32, 32, 4, 1)
 
 
 @dataclass
@@ -87,7 +75,7 @@ class Found:
         trials: of every candidate.
     """
 
-    entry: Entry
+    entry: AnyEntry
     old: Sizes
     best: Sizes
     old_seconds: float | None = None
@@ -106,12 +94,12 @@ class Found:
         """All of it, for JSON."""
         return {
             "entry": self.entry.name,
-            "old": self.old,
+            "old": self.entry.stored(self.old),
             "old_seconds": self.old_seconds,
-            "new": self.best,
+            "new": self.entry.stored(self.best),
             "new_seconds": self.seconds,
             "compile_seconds": self.compile_seconds,
-            "trials": [vars(trial) for trial in self.trials],
+            "trials": [vars(trial) | {"sizes": self.entry.stored(trial.sizes)} for trial in self.trials],
         }
 
 
@@ -132,8 +120,7 @@ class KernelTuning:
     @property
     def values(self) -> dict[str, Any]:
         """Entries of a table, those that were measured."""
-        found = {f.entry.name: f.best for f in self.entries if f.seconds is not None}
-        return {name: None if sizes is None else list(sizes) for name, sizes in found.items()}
+        return {f.entry.name: f.entry.stored(f.best) for f in self.entries if f.seconds is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -152,7 +139,7 @@ def _expected(case: BenchCase, device: str, seed: int) -> tuple[Call, Expectatio
     return call, expect(call)
 
 
-def _verdicts(case: BenchCase, device: str, seed: int, backend: str = BACKEND) -> list[Verdict]:
+def _verdicts(case: BenchCase, device: str, seed: int, backend: str) -> list[Verdict]:
     """Results and gradients against float64."""
     call, expected = _expected(case, device, seed)
     mask = "every key" if case.mask == "none" else case.mask
@@ -160,7 +147,7 @@ def _verdicts(case: BenchCase, device: str, seed: int, backend: str = BACKEND) -
     return expected.judge(observe(Subject(backend, device), call, case.wanted), where)
 
 
-def wrong(cases: Sequence[BenchCase], device: str, backend: str = BACKEND) -> list[str]:
+def wrong(cases: Sequence[BenchCase], device: str, backend: str) -> list[str]:
     """What is over its error budget with the sizes in force, as text."""
     for case in cases:
         verdicts = _verdicts(case, device, 1, backend)
@@ -171,22 +158,22 @@ def wrong(cases: Sequence[BenchCase], device: str, backend: str = BACKEND) -> li
     return []
 
 
-def _attend(call: Call) -> Tensor:
-    return tilefold.attention(call.q, call.k, call.v, backend=BACKEND, **call.options)
+def _attend(call: Call, backend: str) -> Tensor:
+    return tilefold.attention(call.q, call.k, call.v, backend=backend, **call.options)
 
 
-def _forward(call: Call) -> Tensor:
+def _forward(call: Call, backend: str) -> Tensor:
     with torch.no_grad():
-        return _attend(call)
+        return _attend(call, backend)
 
 
-def run_of(entry: Entry, call: Call) -> Run:
+def run_of(entry: AnyEntry, call: Call) -> Run:
     """A forward, or a backward for the gradients that call the entry's kernel; its forward is done here."""
-    names = KERNELS[entry.kernel]
+    names = entry.gradients
     if not names:
-        return partial(_forward, call)
+        return partial(_forward, call, entry.backend)
     leaves = {name: call.arguments[name].detach().requires_grad_() for name in names}
-    out = _attend(call.with_arguments(**leaves))
+    out = _attend(call.with_arguments(**leaves), entry.backend)
     return partial(torch.autograd.grad, out, list(leaves.values()), call.dout, retain_graph=True)
 
 
@@ -196,18 +183,18 @@ def run_of(entry: Entry, call: Call) -> Run:
 class _Search:
     """The candidates of one entry, each tried once."""
 
-    def __init__(self, entry: Entry, device: str, scale: Scale, clock: Clock, end: float) -> None:
+    def __init__(self, entry: AnyEntry, device: str, scale: Scale, clock: Clock, end: float) -> None:
         self.entry, self.device, self.scale, self.clock, self.end = entry, device, scale, clock, end
         self.shared = shared_memory(device)
-        self.call = build(timed_case(entry, scale), device)
+        self.call = build(entry.timed_case(scale), device)
         self.trials: dict[Sizes, Trial] = {}
 
     def run(self, old: Sizes, candidates: Sequence[Sizes], report: Callable[[Sizes], None]) -> Found:
         """The sizes in use first, then what is like them; candidates that are given instead of the grid."""
         self.try_all([old], report)
-        self.try_all(candidates or first_candidates(self.entry, old), report)
+        self.try_all(candidates or self.entry.first_candidates(old), report)
         if not candidates:
-            self.try_all(deeper(self.entry, [t.sizes for t in self.fastest()[:FINALISTS]]), report)
+            self.try_all(self.entry.deeper([t.sizes for t in self.fastest()[:FINALISTS]]), report)
         return self.settle(old)
 
     def try_all(self, candidates: Sequence[Sizes], report: Callable[[Sizes], None]) -> None:
@@ -217,15 +204,15 @@ class _Search:
                 self.trials[sizes] = self._try(sizes)
 
     def _try(self, sizes: Sizes) -> Trial:
-        if sizes is not None and not fits(self.entry, sizes, self.shared):
+        if sizes is not None and not self.entry.fits(sizes, self.shared):
             return Trial(sizes, "large")
         if time.monotonic() >= self.end and self.trials:
             return Trial(sizes, "left")
-        cases = checked_cases(self.entry, self.scale)
-        with in_force(self.entry, sizes):
+        cases = self.entry.checked_cases(self.scale)
+        with self.entry.in_force(sizes):
             try:
                 compiled = self._first_call(cases[0])
-                if reasons := wrong(cases, self.device):
+                if reasons := wrong(cases, self.device, self.entry.backend):
                     return Trial(sizes, "wrong", reasons)
                 return Trial(sizes, "timed", [], self.time(), compiled)
             except TilefoldError:
@@ -242,7 +229,7 @@ class _Search:
         took = []
         for _ in range(2):
             start = self.clock.now()
-            _verdicts(case, self.device, 1)
+            _verdicts(case, self.device, 1, self.entry.backend)
             took.append(self.clock.now() - start)
         return max(0.0, took[0] - took[1])
 
@@ -274,7 +261,7 @@ class _Search:
         rounds: dict[Sizes, list[float]] = {trial.sizes: [] for trial in best}
         for _ in range(3):
             for sizes, seconds in rounds.items():
-                with in_force(self.entry, sizes):
+                with self.entry.in_force(sizes):
                     seconds.append(self.time())
         times = {sizes: median(seconds) for sizes, seconds in rounds.items()}
         found.old_seconds = found.seconds = times.get(old)
@@ -289,9 +276,11 @@ class _Search:
 
     def _holds_everywhere(self, sizes: Sizes) -> bool:
         trial = self.trials[sizes]
-        with in_force(self.entry, sizes):
+        with self.entry.in_force(sizes):
             try:
-                trial.reasons = wrong(checked_cases(self.entry, self.scale, True), self.device)
+                trial.reasons = wrong(
+                    self.entry.checked_cases(self.scale, True), self.device, self.entry.backend
+                )
                 trial.status = "wrong" if trial.reasons else "timed"
             except TilefoldError:
                 raise
@@ -303,7 +292,7 @@ class _Search:
 
 def tune_kernels(
     device: str,
-    entries: Sequence[Entry],
+    entries: Sequence[AnyEntry],
     limit: float = math.inf,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     write: bool = True,
@@ -325,7 +314,7 @@ def tune_kernels(
         candidates: beside the sizes in use, instead of those of the grid.
 
     Raises:
-        BackendError: Triton's kernels do not run on this device.
+        BackendError: the kernels do not run on this device.
         RuntimeError: a candidate has broken the device for this process.
     """
     kind, clock = torch.device(device).type, clock_for(device)
@@ -338,25 +327,15 @@ def tune_kernels(
                 found.left.append(entry.name)
                 continue
             share = now + (end - now) / (len(entries) - done)
-            old = tuned.sizes(entry.names, kind, INTERPRETED if kind == "cpu" else None)
+            old = entry.current(kind)
             search = _Search(entry, device, scale or Scale(), clock, share)
 
-            def report(sizes: Sizes, name: str = entry.name, done: int = done) -> None:
-                progress(f"{name}: {in_short(sizes)}", done, len(entries))
+            def report(sizes: Sizes, entry: AnyEntry = entry, done: int = done) -> None:
+                progress(f"{entry.name}: {entry.in_short(sizes)}", done, len(entries))
 
             found.entries.append(search.run(old, candidates, report))
-            stack.enter_context(tuned.trying(entry.name, found.entries[-1].best))
+            stack.enter_context(tuned.trying(entry.name, entry.stored(found.entries[-1].best)))
             if write and found.values:
                 path = tuned.keep(found.architecture, found.values)
                 found.path = str(path) if path is not None else ""
     return found
-
-
-def in_short(sizes: Sizes) -> str:
-    """ "128 x 64, 4 warps, 3 stages"."""
-    if sizes is None:
-        return "apart"
-    rows, keys, warps, stages, *rest = sizes
-    parts = [f"{rows} x {keys}", f"{warps} warps", f"{stages} stage{'s' * (stages > 1)}"]
-    parts += [f"{loops} loop{'s' * (loops > 1)}" for loops in rest[:1]]
-    return ", ".join(parts + [f"{registers} registers" for registers in rest[1:] if registers])

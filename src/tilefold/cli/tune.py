@@ -16,7 +16,7 @@ from .files import output, writing
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tilefold.bench.entries import Entry
+    from tilefold.bench.hopper_entries import AnyEntry
     from tilefold.bench.tune import Tuning
     from tilefold.bench.tune_kernels import Found, KernelTuning
 
@@ -31,7 +31,7 @@ def command(
     kernels: Annotated[
         str | None,
         typer.Option(
-            help="Which kernels of a GPU, with commas between: forward, queries, dk, dv, keys, bias."
+            help="Which kernels of a GPU, with commas between: forward, queries, dk, dv, keys, bias, hopper."
         ),
     ] = None,
     heads: Annotated[str | None, typer.Option(help="Which head sizes of their table: 64,128.")] = None,
@@ -39,7 +39,8 @@ def command(
     kinds: Annotated[
         str | None,
         typer.Option(
-            help="Kinds of entries: any, full, short, rows, cols, bits, bias; those of the table by default."
+            help="Kinds of entries: any, full, short, rows, cols, bits, bias; of hopper full, short band, "
+            "band, long band, window, rows, cols, bits, bias. Those of the table by default."
         ),
     ] = None,
     limit: Annotated[
@@ -71,7 +72,7 @@ def command(
             raise ArgumentError(f"{name}: expected a finite number, got {number}")
     check_device(device)
     options = {"kernels": kernels, "heads": heads, "bits": bits, "kinds": kinds, "limit": limit}
-    entries: Sequence[Entry] = []
+    entries: Sequence[AnyEntry] = []
     if device.startswith("cuda"):
         entries = _entries(device, kernels, heads, bits, kinds)
     elif given := [name for name, value in options.items() if value is not None]:
@@ -114,9 +115,9 @@ def command(
 
 def _entries(
     device: str, kernels: str | None, heads: str | None, bits: str | None, kinds: str | None
-) -> Sequence[Entry]:
+) -> Sequence[AnyEntry]:
     """The entries that the options choose."""
-    from tilefold.bench.entries import choose
+    from tilefold.bench.hopper_entries import choose
     from tilefold.planning import tuned
 
     return choose(
@@ -162,8 +163,6 @@ def _print(found: Tuning, dry_run: bool) -> None:
 
 def _print_kernels(found: KernelTuning, dry_run: bool) -> None:
     """A row per entry, then every candidate that was wrong or failed."""
-    from tilefold.bench.tune_kernels import in_short
-
     console = Console(highlight=False)
     grid = Table(box=None, pad_edge=False, header_style="dim")
     grid.add_column("entry", no_wrap=True)
@@ -175,9 +174,9 @@ def _print_kernels(found: KernelTuning, dry_run: bool) -> None:
     for one in found.entries:
         grid.add_row(
             one.entry.name.removeprefix("triton/"),
-            in_short(one.old),
+            one.entry.in_short(one.old),
             _time(one.old_seconds),
-            in_short(one.best) if one.best != one.old else "the same",
+            one.entry.in_short(one.best) if one.best != one.old else "the same",
             _time(one.seconds),
             "" if one.compile_seconds is None else f"{one.compile_seconds:.1f} s",
             str(one.count("timed")),
@@ -197,12 +196,10 @@ def _print_kernels(found: KernelTuning, dry_run: bool) -> None:
 
 
 def _print_reasons(console: Console, one: Found) -> None:
-    from tilefold.bench.tune_kernels import in_short
-
     for trial in one.trials:
         if trial.reasons:
             style = "red" if trial.status == "wrong" else "dim"
-            line = f"{trial.status}: {one.entry.name}, {in_short(trial.sizes)}: {trial.reasons[0]}"
+            line = f"{trial.status}: {one.entry.name}, {one.entry.in_short(trial.sizes)}: {trial.reasons[0]}"
             console.print(line, style=style, markup=False)
     if one.seconds is None:
         console.print(f"{one.entry.name}: no candidate was right", style="red", markup=False)

@@ -78,6 +78,27 @@ def entry(name: str, device_type: str) -> Any:
     return None if _assumed.get() is not None else _table(device_type).get(name)
 
 
+@functools.cache
+def hopper_table() -> dict[str, Any]:
+    """The library's sizes of the Hopper kernel, by the width of heads, "hopper/128", and by width and kind of
+    call where that is special, "hopper/128/full".
+    """
+    file = resources.files("tilefold.planning") / "tables" / "hopper" / "sm90.json"
+    return json.loads(file.read_text())
+
+
+def hopper_sizes(width: int, kind: str) -> dict[str, Any]:
+    """Sizes of the Hopper kernel for a kind of call: what is under trial or in the user's table, else the
+    library's; an entry for one kind of call goes before the one for all, whosever it is.
+    """
+    names = (f"hopper/{width}/{kind}", f"hopper/{width}")
+    for name in names:
+        found = entry(name, "cuda") or hopper_table().get(name)
+        if found is not None:
+            return found
+    raise KeyError(names[-1])
+
+
 def _makes_sense_on_hopper(value: Any) -> bool:
     return (
         isinstance(value, dict)

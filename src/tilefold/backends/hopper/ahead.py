@@ -17,7 +17,7 @@ _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _POINTERS = {"lse": "*fp32", "bias": "*bf16", "sink": "*fp32", "slopes": "*fp32", "cap": "fp32"}
 _POINTERS |= dict.fromkeys(("bias_b", "bias_h", "bias_q", "bias_k"), "i64")
 _INTEGERS = (
-    "work", "portions", "tiles", "counts", "bounds", "index", "row_table", "key_table",
+    "work", "portions", "lines", "tiles", "bounds", "index", "row_table", "key_table",
 )  # fmt: skip
 
 
@@ -30,8 +30,8 @@ def compiled(variant: Variant, dtype: torch.dtype, warps: int = 4) -> Any:
 
     maps = zip(("q_desc", "k_desc", "v_desc", "o_desc"), map(described, blocks_of(C)), strict=True)
     known = {
-        **dict(maps), **_POINTERS, "values": f"*{_NAMES[dtype]}", **dict.fromkeys(_INTEGERS, "*i32"), "scale": "fp32",
-        "C": "constexpr",
+        **dict(maps), **_POINTERS, **dict.fromkeys(_INTEGERS, "*i32"), "values": f"*{_NAMES[dtype]}",
+        "scale": "fp32", "C": "constexpr",
     }  # fmt: skip
     names = [parameter.name for parameter in forward_kernel.params]
     signature = {name: known.get(name, "i32") for name in names}

@@ -142,8 +142,8 @@ def attend(
     EARLY: gl.constexpr = C.EARLY and not TURNS
     slot, parity = slot_of(done, C)
     mbarrier.wait(s.q_full.index(slot + w), parity)
-    place, tiles, shares = told(s, slot + w)
-    b, h, m0, table = place
+    place, tiles, shares = told(w, s, slot + w)
+    b, h, _, m0, table = place
     base, whole, masked = tiles
     before, from_, to, own, after = shares
     rows = m0 + gl.arange(0, LINES, r_layout)
@@ -223,6 +223,10 @@ def attend(
         coming = gl.to_tensor(0)
         if C.ALIBI or C.BIAS or ONE_LOOP:
             coming = tile_at(s, base, whole, masked, gl.minimum(start, own - 1))
+        if C.MASK == BITS:
+            # What is known of a tile is loaded one tile ahead, and where it lies two ahead.
+            marks = marks_of(s, m0, coming * C.BN, table, edges)
+            later = tile_at(s, base, whole, masked, gl.minimum(start + 1, own - 1))
         stop = gl.where(whole == 0, 0, own) if ONE_LOOP else whole
         trial = stop
         if TRIAL:
@@ -234,11 +238,13 @@ def attend(
                 # Where a tile lies is asked by masks, ALiBi and biases alone.
                 n0 = coming * C.BN
                 hides = j >= whole
-                if C.ALIBI or C.BIAS or ONE_LOOP:
-                    coming = tile_at(s, base, whole, masked, gl.minimum(j + 1, own - 1))
-                    edges = marks_of(s, m0, n0, table, edges)
                 if C.MASK == BITS:
+                    edges, coming = marks, later
                     hides = edges[0] != -2
+                    marks = marks_of(s, m0, coming * C.BN, table, edges)
+                    later = tile_at(s, base, whole, masked, gl.minimum(j + 2, own - 1))
+                elif C.ALIBI or C.BIAS or ONE_LOOP:
+                    coming = tile_at(s, base, whole, masked, gl.minimum(j + 1, own - 1))
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                     w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
                     j + 1 < own, m0, n0, slope, bias, table, edges, hides, False, ONE_LOOP, not FIXED, TURNS,
@@ -271,6 +277,10 @@ def attend(
     # Before the results: who is behind here holds up everybody else.
     if C.MASKED or C.TRIAL:
         stage, phase, turn = skip(w, s, stage, phase, turn, after + given_up, TURNS)
+    if MARKS:
+        # Sums of rows whose results are not finite are no numbers. Weights up to 2^64 times a large value may
+        # be infinite where the result is not; zero times what is hidden may be NaN.
+        sums = sums + gl.convert_layout(row_sums(o * 0.0, C.DV), sums.type.layout)
     total = gl.convert_layout(gl.sum(gl.sum(sums, 2), 1), r_layout)
     if C.TRIAL and FIXED:
         total = gl.where(given_up > 0, float("inf"), total)

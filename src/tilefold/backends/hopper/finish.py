@@ -28,8 +28,8 @@ def send(s, buffer, values, at):
 def finish(
     w: gl.constexpr, s, b, h, m0, o, reference, total, broken, FIXED: gl.constexpr, MARKS: gl.constexpr
 ):  # fmt: skip
-    """Write `out` and `lse` of 64 rows. If a further pass comes that `MARKS` are for: rows whose result is
-    not finite, or whose sum has outgrown a `FIXED` reference, are `broken`, and their lse is not a number.
+    """Write `out` and `lse` of 64 rows. If a further pass comes, which `MARKS` are for, rows are `broken`
+    whose `total` is not a number or has outgrown a `FIXED` reference; their lse is not a number.
     """
     C: gl.constexpr = s.C
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.DV, 16])
@@ -37,7 +37,7 @@ def finish(
     dtype: gl.constexpr = s.q_desc.dtype
     rows = m0 + gl.arange(0, LINES, r_layout)
     inside = rows < s.q_length
-    outgrown = (total < LARGEST_SUM) == 0
+    lost = (total < (LARGEST_SUM if FIXED else float("inf"))) == 0
     if C.SINK:
         own_sink = gl.load(s.sink + h).to(gl.float32)
         logit = own_sink * unit_of(C)
@@ -60,11 +60,6 @@ def finish(
         lse = gl.where(lonely, own_sink, lse)
     o = o * gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, o_layout))[:, None]
     if MARKS:
-        # Weights up to 2^64 times a large value may be infinite where the result is not; so may be a weight of
-        # zero times what is hidden.
-        lost = gl.convert_layout(gl.sum(o * 0.0, 1), r_layout) != 0.0
-        if FIXED:
-            lost = lost | outgrown
         lse = gl.where(lost, float("nan"), lse)
         broken = broken | gl.where(lost & inside, 1, 0)
     if C.HALVES:

@@ -18,7 +18,7 @@ with the usual online softmax, by the same program after its list.
 # pyright: reportOperatorIssue=false, reportIndexIssue=false
 
 from .attend import attend
-from .careful import attend_carefully
+from .careful import attend_carefully, keep
 from .dialect import copy_in, copy_out_wait, fence_async_shared, gl, gluon, mbarrier
 from .machine import begin_beside
 from .program import (
@@ -29,16 +29,11 @@ from .program import (
     any_broken,
     how_many_again,
     is_broken,
-    load_work,
-    place_of,
-    read,
-    shares_of,
+    piece_at,
     slot_of,
-    tell,
     tile_at,
-    tiles_of,
-    work_at,
-    write,
+    tiles_told,
+    words_of,
 )
 
 
@@ -47,24 +42,25 @@ def producer(s):
     """Tells the consumers about each piece of work, and copies its q and its tiles of k and v."""
     C: gl.constexpr = s.C
     zero = gl.to_tensor(0)
-    stage, phase, done = produce_all(s, zero, zero, zero, False)
+    stage, phase, done = produce_all(s, zero, zero, zero, False, False)
     if C.FIXED or C.CAREFUL:
         mbarrier.wait(s.ended.index(0), 0)
         if any_broken(s, 0, 1):
-            stage, phase, done = produce_again(s, stage, phase, done)
+            stage, phase, done = produce_again(s, stage, phase, done, not C.FIXED)
             if C.FIXED and C.CAREFUL:
                 mbarrier.wait(s.ended.index(0), 1)
                 if any_broken(s, 1, 1):
-                    produce_again(s, stage, phase, done)
+                    produce_again(s, stage, phase, done, True)
 
 
 @gluon.jit
-def produce_again(s, stage, phase, done):
-    """Those pieces of work that have broken rows."""
+def produce_again(s, stage, phase, done, ALONE: gl.constexpr):
+    """Those pieces of work that have broken rows; all for the first consumer, if it is `ALONE`."""
     C: gl.constexpr = s.C
-    write(s, C.GROUPS * C.SLOTS * WORDS, how_many_again(s))
+    count = gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + how_many_again(s)
+    s.verdict.index(2 * C.GROUPS).store(count)
     mbarrier.arrive(s.decided.index(0), count=1)
-    return produce_all(s, stage, phase, done, True)
+    return produce_all(s, stage, phase, done, True, ALONE)
 
 
 @gluon.jit
@@ -84,48 +80,66 @@ def copy_values(s, b, hk, n0, stage, phase):
 
 
 @gluon.jit
-def produce_all(s, stage, phase, done, AGAIN: gl.constexpr):
+def produce_all(s, stage, phase, done, AGAIN: gl.constexpr, ALONE: gl.constexpr):
     C: gl.constexpr = s.C
-    GROUPS: gl.constexpr = C.GROUPS
-    KEYS_FIRST: gl.constexpr = not C.HELD and C.SLOTS == 1
-    work = work_at(s, s.first)
+    # What a piece of work is, and what to tell of it, is loaded one piece ahead.
+    piece = piece_at(s.portion)
+    told = words_of(s, 0, piece[3])
     for i in range(s.items):
-        b, h, line, table = place_of(s, work)
-        hk = h // s.group
-        tiles = tiles_of(s, work, line, table)
-        base, whole, masked, count = tiles
-        work = load_work(s, i + 1)
-        wanted = True
-        if AGAIN:
-            wanted = is_broken(s, b, h, line)
-        if wanted:
-            # The first keys come before q where consumers read its place up to the end of the piece before.
-            n0 = tile_at(s, base, whole, masked, 0) * C.BN
-            if KEYS_FIRST:
-                if count > 0:
-                    copy_keys(s, b, hk, n0, stage, phase)
-            slot, parity = slot_of(done, C)
-            for w in gl.static_range(GROUPS):
-                row = line * (LINES * C.GROUPS) + w * LINES
-                mbarrier.wait(s.q_empty.index(slot + w), parity ^ 1)
-                tell(s, slot + w, b, h, row, table, tiles, shares_of(s, w, line, tiles))
-                mbarrier.arrive(s.q_full.index(slot + w), count=1)
-                mbarrier.expect(s.q_full.index(slot + w), s.q_desc.block_type.nbytes)
-                copy_in(s.q_desc, [b, h, row, 0], s.q_full.index(slot + w), s.q_smem.index(slot + w))
-            done += 1
-            if not KEYS_FIRST:
-                if count > 0:
-                    copy_keys(s, b, hk, n0, stage, phase)
-            # Where a tile of a list lies is loaded one ahead.
-            coming = tile_at(s, base, whole, masked, gl.maximum(gl.minimum(1, count - 1), 0))
-            for j in range(count):
-                copy_values(s, b, hk, n0, stage, phase)
-                stage, phase = advance(stage, phase, C.STAGES)
-                n0 = coming * C.BN
-                coming = tile_at(s, base, whole, masked, gl.minimum(j + 2, count - 1))
-                if j + 1 < count:
-                    copy_keys(s, b, hk, n0, stage, phase)
+        now, words = piece, told
+        following = gl.minimum(i + 1, s.items - 1)
+        piece = piece_at(s.work + following * 8)
+        if not AGAIN:
+            stage, phase, done, told = produce(
+                s, now, words, following, piece[3], stage, phase, done, 0, C.GROUPS
+            )
+        elif is_broken(s, now[0], now[1], now[5]):
+            words = words_of(s, i, now[3])
+            if ALONE:
+                for w in range(C.GROUPS):
+                    stage, phase, done, _ = produce(
+                        s, now, words, following, piece[3], stage, phase, done, w * LINES, 1
+                    )
+            else:
+                stage, phase, done, _ = produce(
+                    s, now, words, following, piece[3], stage, phase, done, 0, C.GROUPS
+                )
     return stage, phase, done
+
+
+@gluon.jit
+def produce(s, piece, words, following, line, stage, phase, done, offset, GROUPS: gl.constexpr):
+    """A piece of work, for so many consumers, with rows from `offset` on. In the meantime the `words` of the
+    `following` one, which is a `line`, are loaded.
+    """
+    C: gl.constexpr = s.C
+    KEYS_FIRST: gl.constexpr = not C.HELD and C.SLOTS == 1
+    b, h, hk, _, n0, row = piece
+    # The first keys come before q where consumers read its place up to the end of the piece before.
+    if KEYS_FIRST and n0 >= 0:
+        copy_keys(s, b, hk, n0, stage, phase)
+    slot, parity = slot_of(done, C)
+    for w in gl.static_range(GROUPS):
+        full = s.q_full.index(slot + w)
+        mbarrier.wait(s.q_empty.index(slot + w), parity ^ 1)
+        mbarrier.expect(full, s.q_desc.block_type.nbytes)
+        copy_in(s.q_desc, [b, h, row + offset + w * LINES, 0], full, s.q_smem.index(slot + w))
+        s.words.index(slot + w).store(words)
+        mbarrier.arrive(full, count=1)
+    base, whole, masked, count = tiles_told(s, slot)
+    if not KEYS_FIRST and n0 >= 0:
+        copy_keys(s, b, hk, n0, stage, phase)
+    told = words_of(s, following, line)
+    # Where a tile of a list lies is loaded one ahead.
+    coming = tile_at(s, base, whole, masked, gl.maximum(gl.minimum(1, count - 1), 0))
+    for j in range(count):
+        copy_values(s, b, hk, n0, stage, phase)
+        stage, phase = advance(stage, phase, C.STAGES)
+        n0 = coming * C.BN
+        coming = tile_at(s, base, whole, masked, gl.minimum(j + 2, count - 1))
+        if j + 1 < count:
+            copy_keys(s, b, hk, n0, stage, phase)
+    return stage, phase, done + 1, told
 
 
 @gluon.jit
@@ -139,27 +153,28 @@ def consumer(w: gl.constexpr, s):
     MARKS: gl.constexpr = C.FIXED or C.CAREFUL
     for i in range(s.items):
         stage, phase, turn, broken = attend(w, s, i, stage, phase, turn, broken, C.FIXED, MARKS, C.TURNS)
-    if MARKS:
-        if any_told(w, s, broken, 0):
+    if MARKS and any_told(w, s, broken, 0):
+        if C.FIXED:
             count = how_many_told(s, 0)
-            if C.FIXED:
-                broken = none
-                for i in range(count):
-                    stage, phase, turn, broken = attend(
-                        w, s, s.items + i, stage, phase, turn, broken, False, C.CAREFUL, False
-                    )
-                if C.CAREFUL:
-                    if any_told(w, s, broken, 1):
-                        consume_carefully(w, s, s.items + count, stage, phase, how_many_told(s, 1))
-            else:
-                consume_carefully(w, s, s.items, stage, phase, count)
+            broken = none
+            for i in range(count):
+                stage, phase, turn, broken = attend(
+                    w, s, s.items + i, stage, phase, turn, broken, False, C.CAREFUL, False
+                )
+            if C.CAREFUL and any_told(w, s, broken, 1):
+                consume_carefully(w, s, s.items + count, stage, phase, 1)
+        else:
+            consume_carefully(w, s, s.items, stage, phase, 0)
     copy_out_wait(0)
 
 
 @gluon.jit
-def consume_carefully(w: gl.constexpr, s, done, stage, phase, count):
-    for i in range(count):
-        stage, phase = attend_carefully(w, s, done + i, stage, phase)
+def consume_carefully(w: gl.constexpr, s, done, stage, phase, BEFORE: gl.constexpr):
+    """The first consumer does it alone, for the sake of the others' registers."""
+    C: gl.constexpr = s.C
+    if w == 0:
+        for i in range(how_many_told(s, BEFORE) * C.GROUPS):
+            stage, phase = attend_carefully(s, done + i, i % C.GROUPS * LINES, stage, phase)
 
 
 @gluon.jit
@@ -179,25 +194,24 @@ def how_many_told(s, BEFORE: gl.constexpr):
     """Pieces of work that come again."""
     C: gl.constexpr = s.C
     mbarrier.wait(s.decided.index(0), BEFORE)
-    return read(s, C.GROUPS * C.SLOTS * WORDS, 4)
+    return gl.max(s.verdict.index(2 * C.GROUPS).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
 
 
 @gluon.jit(
     do_not_specialize=[
-        "heads", "group", "q_length", "k_length", "lines", "lo", "hi", "step",
-        "capacity", "table_b", "table_h", "slope_b", "slope_h", "q_step", "k_step", "base",
-        "batch_origin", "bias_b", "bias_h", "bias_q", "bias_k",
+        "heads", "q_length", "k_length", "lo", "hi", "step", "capacity", "slope_b", "slope_h", "q_step",
+        "k_step", "base", "batch_origin", "bias_b", "bias_h", "bias_q", "bias_k",
     ]
 )  # fmt: skip
 def forward_kernel(
-    q_desc, k_desc, v_desc, o_desc, values, lse, work, portions, heads, group, q_length, k_length, lines, lo, hi, step, tiles, counts, capacity, table_b, table_h, bounds, index, bias,
-    bias_b: gl.int64, bias_h: gl.int64, bias_q: gl.int64, bias_k: gl.int64, sink,
-    slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table, key_table, batch_origin, scale,
-    C: gl.constexpr,
+    q_desc, k_desc, v_desc, o_desc, values, lse, work, portions, lines, heads, q_length, k_length, lo, hi,
+    step, tiles, capacity, bounds, index, bias, bias_b: gl.int64, bias_h: gl.int64, bias_q: gl.int64,
+    bias_k: gl.int64, sink, slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table, key_table,
+    batch_origin, scale, C: gl.constexpr,
 ):  # fmt: skip
-    """Shapes: q `[B, Hq, Lq, D]`, k `[B, Hk, Lk, D]`, v `[B, Hk, Lk, DV]` and where its `values` lie, out like
-    q with DV, lse `[B, Hq, Lq]` in the memory order B, Lq, Hq. `portions` int32 `[programs, 3]`: where the
-    places of a program begin in `work`, how many they are, and the first of them.
+    """Shapes: q `[B, Hq, Lq, D]`, k `[B, Hk, Lk, D]`, v `[B, Hk, Lk, DV]` and where its `values` lie, out
+    like q with DV, lse `[B, Hq, Lq]` in the memory order B, Lq, Hq. `work, portions, lines`: of
+    `schedule.Schedule`.
     """
     dtype: gl.constexpr = q_desc.dtype
     program = gl.program_id(0)
@@ -217,10 +231,11 @@ def forward_kernel(
     v_empty = gl.allocate_shared_memory(gl.int64, [C.STAGES, 1], barrier)
     ended = gl.allocate_shared_memory(gl.int64, [1, 1], barrier)
     decided = gl.allocate_shared_memory(gl.int64, [1, 1], barrier)
-    words = gl.allocate_shared_memory(
-        gl.int32, [WORDS * Q_TILES + 1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])
+    words = gl.allocate_shared_memory(gl.int32, [Q_TILES, WORDS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    verdict = gl.allocate_shared_memory(
+        gl.int32, [2 * C.GROUPS + 1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])
     )
-    verdict = gl.allocate_shared_memory(gl.int32, [2 * C.GROUPS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    cold = gl.allocate_shared_memory(gl.int64, [5, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     GROUPS: gl.constexpr = C.GROUPS
     STAGES: gl.constexpr = C.STAGES
     for n in gl.static_range(Q_TILES):
@@ -238,15 +253,17 @@ def forward_kernel(
     mbarrier.init(decided.index(0), count=1)
     fence_async_shared()
     begin_beside()
-    portion = portions + program * 3
+    portion = portions + program * 16
+    own = work + gl.load(portion + 8).to(gl.int64) * 8
     s = Shared(
-        q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full, k_empty,
-        v_full, v_empty, turn, ended, decided, words, verdict, values, lse, work + gl.load(portion),
-        gl.load(portion + 1), gl.load(portion + 2), tiles, counts, bounds, index, bias, bias_b, bias_h,
-        bias_q, bias_k, sink, slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table, key_table,
-        batch_origin, heads, group, q_length, k_length, lines, lo, hi, step, capacity, table_b, table_h,
-        scale, C,
+        q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full,
+        k_empty, v_full, v_empty, turn, ended, decided, words, verdict, cold, lse, own,
+        gl.load(portion + 9), portion, tiles, bounds, index, bias, bias_b, bias_h, bias_q, bias_k,
+        sink, slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table, key_table,
+        batch_origin, heads, q_length, k_length, lines, lo, hi, step, capacity, scale, C,
     )  # fmt: skip
+    if C.CAREFUL:
+        keep(s, values)
     if C.GROUPS == 2:
         gl.warp_specialize(
             [(consumer, (0, s)), (consumer, (1, s)), (producer, (s,))], [4, 1], [C.REGISTERS, 24]

@@ -19,7 +19,8 @@ from tilefold.problem import Problem
 
 from .dialect import Maps, Run, Tail
 from .forward import forward_kernel
-from .schedule import Schedule, of_costs, of_lists, of_ranks, visits
+from .lines import of_band, of_lists
+from .schedule import Schedule, of_costs, of_counts, of_ranks, scheduled
 from .sizes import kind_of, sizes_of, width_of
 from .tails import Tails
 from .variant import KINDS, LINES, LOG2E, Variant, blocks_of
@@ -54,7 +55,7 @@ def variant_of(work: Work, period: int = 0) -> Variant:
         ALIBI=alibi, BIAS=bias,
         TABLES=alibi and p.positions.tables,
         SLOPE_ROWS=slopes is not None and slopes.dim() == 2 and p.positions.tables,
-        SINK=work.scores.sink is not None, PERIOD=period, **sizes,
+        SINK=work.scores.sink is not None, PERIOD=period, PADDED=p.v_head_dim != width, **sizes,
     )  # fmt: skip
 
 
@@ -90,15 +91,19 @@ def schedule(
     size = p.k_length * (p.head_dim + p.v_head_dim) * p.dtype.itemsize
     span = section(pairs, _CACHED_BYTES // max(size, 1) * group, group)
     if lists is not None:
+        about = of_lists(lists.counts, lists.tiles, C)
         batches, heads = (torch.arange(n, device=device) for n in (p.batch, p.q_heads))
         tables = (batches[:, None] * mask.table_b + heads * mask.table_h).flatten()
-        return of_lists(lists.counts, lists.order, tables, p.k_length, keys, span, programs)
-    if capturing(device):
-        return of_ranks(lines, pairs, span, programs, form.hi is not None, device)
-    costs = [float(n) for n in visits(form, C.PERIOD or p.q_length, p.k_length, rows, keys)]
-    if C.PERIOD:
-        costs = costs[:1] * lines
-    return of_costs(costs, keys, pairs, group if form.is_full else span, programs, device)
+        order = of_counts(about.counts, lists.order, tables, p.k_length, keys, span, programs)
+    elif capturing(device):
+        about = of_band(mask, p.q_length, p.k_length, C, device)
+        order = of_ranks(lines, pairs, span, programs, form.hi is not None, device)
+    else:
+        about = of_band(mask, p.q_length, p.k_length, C, torch.device("cpu"))
+        span = group if form.is_full else span
+        order = of_costs(about.counts[0].tolist(), keys, pairs, span, programs)
+    made = scheduled(order, about, p.q_heads, group, mask, rows)
+    return Schedule(*(x.to(device) for x in made))
 
 
 # The call.
@@ -111,7 +116,6 @@ class _Made(NamedTuple):
     maps: tuple[Maps, ...]
     #: Without a tensor among the options of the score: their arguments may be kept.
     bare: bool
-    programs: int
     schedule: Schedule
     out_shape: tuple[int, ...]
     out_strides: tuple[int, ...]
@@ -166,21 +170,18 @@ def _make(work: Work, _: str, more: Any) -> _Made:
         # Words of bits without a mixed granule: what is read there counts for nothing, but it is read.
         mask = mask._replace(bounds=mask.bounds.new_zeros(2 * LINES))
     jobs = schedule(p, form, work.q.device, C, lists, mask)
-    tiles, counts, bounds, index = (
-        jobs.work if x is None else x for x in (mask.tiles, mask.counts, mask.bounds, mask.index)
-    )
+    tiles, bounds, index = (jobs.work if x is None else x for x in (mask.tiles, mask.bounds, mask.index))
     # TMA writes rows that start at multiples of 16 bytes.
     d = -(-p.v_head_dim // 8) * 8
     strides = (H * L * d, L * d, d, 1) if heads_outside else (L * H * d, d, H * d, 1)
     numbers = [
-        jobs.work, jobs.portions, p.q_heads, max(p.group, 1), p.q_length,
-        p.k_length, -(-p.q_length // rows), mask.lo, mask.hi, mask.step, tiles, counts,
-        mask.capacity, mask.table_b, mask.table_h, bounds, index,
+        *jobs, p.q_heads, p.q_length, p.k_length, mask.lo, mask.hi, mask.step, tiles, mask.capacity, bounds,
+        index,
     ]  # fmt: skip
     options = (work.scores.bias, work.scores.sink, work.scores.alibi_slopes)
     bare = all(x is None for x in options) and not p.positions.tables
     return _Made(
-        _run(C, dtypes(work)), tuple(map(Maps, blocks_of(C))), bare, len(jobs.portions), jobs, (B, H, L, d),
+        _run(C, dtypes(work)), tuple(map(Maps, blocks_of(C))), bare, jobs, (B, H, L, d),
         strides, (L * H, 1, H), numbers, mask, Tails(),
     )  # fmt: skip
 
@@ -211,7 +212,7 @@ def forward(work: Work) -> tuple[Tensor, Tensor]:
     if period:
         heads = work.problem.k_heads
         mapped = (_shared(q, heads), work.k, work.v, _shared(out, heads))
-    made.run(made.programs, made.maps, mapped, (lse,), made.tail(work), device)
+    made.run(made.schedule.programs, made.maps, mapped, (lse,), made.tail(work), device)
     if out is not room:
         outside = made.out_strides[1] >= made.out_strides[2]
         out = out.contiguous() if outside else out.transpose(1, 2).contiguous().transpose(1, 2)

@@ -5,8 +5,8 @@ anew in every round, in registers of their own. So weights cross a loop in pairs
 """
 
 # The functions of Gluon are not Python: its types of values are known to its compiler only.
-# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportIndexIssue=false
-
+# pyright: reportAttributeAccessIssue=false, reportAssignmentType=false
+# pyright: reportCallIssue=false, reportIndexIssue=false
 from .dialect import gl, gluon
 
 
@@ -50,3 +50,17 @@ def begin_beside():
         "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], dtype=gl.int32,
         is_pure=False, pack=1,
     )  # fmt: skip
+
+
+@gluon.jit
+def keep_pointer(place, pointer):
+    """Put a pointer into shared memory, int64 `[1]`."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    place.store(gl.full([1], 0, gl.int64, layout) + pointer.to(gl.int64))
+
+
+@gluon.jit
+def kept_pointer(place, dtype: gl.constexpr):
+    """The pointer that was put there, to elements of `dtype`."""
+    address = gl.max(place.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    return address.to(gl.pointer_type(dtype))

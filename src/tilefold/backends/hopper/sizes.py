@@ -1,10 +1,9 @@
-"""Tiles, stages and warp groups of the kernel, by the width of heads and the kind of mask."""
+"""Tiles, stages and warp groups of the kernel, by the width of heads and the kind of call; the tables are in
+`planning.tuned`, and `tilefold tune` fills them.
+"""
 
 from __future__ import annotations
 
-import functools
-import json
-from importlib import resources
 from typing import Any
 
 from tilefold.masks.band import Band
@@ -14,12 +13,6 @@ from tilefold.planning import tuned
 WIDTHS = (64, 128, 256)
 #: Keys of a short band at most, by the width of heads, and of a long one at least.
 _FEW, _MANY = {64: 512, 128: 1024, 256: 0}, 16384
-
-
-@functools.cache
-def shipped() -> dict[str, Any]:
-    """The table that comes with the library, by width, and by width and kind where that is special."""
-    return json.loads((resources.files("tilefold.backends.hopper") / "sizes.json").read_text())
 
 
 def width_of(head_dim: int, v_head_dim: int) -> int:
@@ -44,9 +37,4 @@ def sizes_of(width: int, kind: str) -> dict[str, Any]:
     """What the tables say, the user's before the one that is shipped; `kind` of `kind_of`. See
     `variant.Variant` for the names.
     """
-    names = (f"hopper/{width}/{kind}", f"hopper/{width}")
-    for name in names:
-        found = tuned.entry(name, "cuda") or shipped().get(name)
-        if found is not None:
-            return found
-    raise KeyError(names[-1])
+    return tuned.hopper_sizes(width, kind)

@@ -36,6 +36,7 @@ class Variant:
         SINK: each head has a sink.
         PERIOD: rows of a head, a power of two, where all query heads of a key head lie in one tile, one after
             the other; 0 where each has its own.
+        PADDED: heads of values have fewer columns than their tiles.
         HALVES: `out` has shared memory for half of its columns at a time.
         SLOTS: how many q of a warp group shared memory holds: with two, the next ones may come while these
             are in use.
@@ -67,6 +68,7 @@ class Variant:
     SLOPE_ROWS: bool = False
     SINK: bool = False
     PERIOD: int = 0
+    PADDED: bool = False
     HALVES: bool = False
     SLOTS: int = 1
     HELD: bool = False
