@@ -150,9 +150,11 @@ def test_the_hopper_kernel_has_entries_on_its_gpu_alone() -> None:
     assert len(ours) == len(set(ours)) == 3 * 9 - 1
     assert "hopper/128/short band" in ours and "hopper/256/short band" not in ours
     assert not any(entry.name.startswith("hopper/") for entry in hopper.choose("sm86"))
-    with pytest.raises(ArgumentError, match="kernels: expected some of forward, .*, bias, got 'hopper'"):
+    with pytest.raises(ArgumentError, match=r"kernels: expected some of forward, .*, bias, got 'hopper'"):
         hopper.choose("sm86", ["hopper"])
-    with pytest.raises(ArgumentError, match="kinds: expected some of any, .*, long band, window, got 'wide'"):
+    with pytest.raises(
+        ArgumentError, match=r"kinds: expected some of any, .*, long band, window, got 'wide'"
+    ):
         hopper.choose("sm90", kinds=["wide"])
 
 

@@ -1,5 +1,5 @@
-"""Entries of the table of the Hopper kernel: which there are, which sizes may fit, and which calls use them. As
-`entries` for the Triton kernels.
+"""Entries of the table of the Hopper kernel: which there are, which sizes may fit, and which calls use them;
+as `entries` is for the Triton kernels.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class HopperEntry:
         return self.kind != "full"
 
     def first_candidates(self, old: Sizes) -> list[Sizes]:
-        """Every shape of tiles with as many stages as fit, q in shared memory or in registers; those most like
-        the old ones first.
+        """Every shape of tiles with as many stages as fit, q in shared memory or in registers; those most
+        like the old ones first.
         """
         before = dict(old)
         # Bits are read one granule of 64 keys at a time.
@@ -149,7 +149,7 @@ class HopperEntry:
         )  # fmt: skip
 
     def checked_cases(self, scale: Scale, everything: bool = False) -> list[BenchCase]:
-        """Small calls of the same kind, of odd lengths and of whole tiles; with `everything` in both dtypes."""
+        """Small calls of the same kind, of odd lengths and of whole tiles; `everything`: in both dtypes."""
         (Lq, Lk), case = scale.odd, self.timed_case(scale)
         length = {"short band": Lk // 2, "band": Lk + 1024}.get(self.kind, Lk)
         small = replace(case, batch=2, heads=(4, 2), lengths=(length, length))

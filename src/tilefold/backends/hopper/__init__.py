@@ -1,12 +1,11 @@
 """Attention on Hopper (compute capability 9.0) in Gluon: TMA, warp specialisation, a softmax with a fixed
 reference. Forward only: gradients run in the Triton kernels, which this backend needs beside its own, as it
-does for lists of tiles and for the repair of what a mask hides.
+does for lists of tiles.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -83,20 +82,12 @@ class HopperBackend:
         return triton.backend.backward(work, dout, dlse, out, lse, needs)
 
     def declare(self, problem: Problem, form: Any, backward: bool, bias: Bias | None) -> Declaration:
-        """See `planning.backend.Backend.declare`. Its rates have not been measured: times are those of the
-        Triton kernels.
-        """
-        found = triton.backend.declare(problem, form, backward, bias)
+        """See `planning.backend.Backend.declare`."""
         if backward:
-            return found
-        from .sizes import kind_of, sizes_of, width_of
-        from .variant import LINES
+            return triton.backend.declare(problem, form, backward, bias)
+        from .predict import declare
 
-        width = width_of(problem.head_dim, problem.v_head_dim)
-        sizes = sizes_of(width, kind_of(form, width, problem.k_length, bias is not None))
-        rows, keys = LINES * sizes["GROUPS"], sizes["BN"]
-        how = f"fused Hopper kernel, forward in tiles of {rows} x {keys}"
-        return replace(found, how=how, rows=rows, keys=keys)
+        return declare(problem, form, bias)
 
     def measure(self, dtype: str) -> dict[str, float]:
         """See `planning.backend.Backend.measure`."""

@@ -193,8 +193,8 @@ def piece_at(at):
 
 # What the producer tells the consumers.
 
-#: Words of 32 bits for each q in shared memory: what `lines` says of up to three warp groups, and the piece of
-#: work.
+#: Words of 32 bits for each q in shared memory: what `lines` says of up to three warp groups, and the piece
+#: of work.
 WORDS = gl.constexpr(32)
 _PIECE = gl.constexpr(24)
 
@@ -246,8 +246,8 @@ def told(w: gl.constexpr, s, place):
     )
 
 
-# Further passes over the list: of lines with rows that have outgrown their reference, or whose results are not
-# finite.
+# Further passes over the list: of lines with rows that have outgrown their reference, or whose results are
+# not finite.
 
 
 @gluon.jit
