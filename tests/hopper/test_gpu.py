@@ -100,6 +100,24 @@ def test_two_hundred_runs_beside_other_work_give_the_same_bits(head_dim: int, ca
 
 
 @pytest.mark.parametrize("kind", ["causal", "documents"])
+def test_another_stream_waits_for_what_the_first_call_has_made(kind: str) -> None:
+    """Lists and tables of a mask are kept from the first call of its kind, whose stream is busy here."""
+    for length in (1000, 1100, 1200, 1300):
+        x = tuple(torch.randn(1, 4, length, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        cuts = torch.tensor([0, 100, length], device="cuda")
+        mask = masks.documents(cuts, within=masks.causal()) if kind == "documents" else masks.causal()
+        torch.cuda.synchronize()
+        first, second = torch.cuda.Stream(), torch.cuda.Stream()
+        with torch.cuda.stream(first):
+            torch.cuda._sleep(50_000_000)
+            one = attention(*x, mask=mask, backend="hopper")
+        with torch.cuda.stream(second):
+            other = attention(*x, mask=mask, backend="hopper")
+        torch.cuda.synchronize()
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", ["causal", "documents"])
 def test_it_runs_in_a_graph(kind: str) -> None:
     x = _rising(1024, 128)
     cuts = torch.tensor([0, 100, 1024], device="cuda")

@@ -1,4 +1,4 @@
-"""What `explain` says of the Hopper kernel, without a GPU: its tiles, and times near those that were measured."""
+"""What `explain` says of the Hopper kernel, without a GPU: its tiles, and times near the measured ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,12 @@ def test_dense_times_are_predicted_within_a_fifth(label: str, D: int, L: int, se
 
 @pytest.mark.parametrize(
     "mask, options, kind",
-    [("full", (), "full"), ("causal", (), "band"), ("window(1023, 0)", (), "window"), ("full", ("bias",), "bias")],
+    [
+        ("full", (), "full"),
+        ("causal", (), "band"),
+        ("window(1023, 0)", (), "window"),
+        ("full", ("bias",), "bias"),
+    ],
 )
 def test_its_tiles_are_those_of_its_table(mask: str, options: tuple[str, ...], kind: str) -> None:
     found = explain(call(2, 8, 4096, 128, options=options), mask=MASKS[mask], machine="H200")

@@ -109,10 +109,27 @@ def schedule(
 # The call.
 
 
+class _Origin:
+    """The stream on which tensors were made that calls on any stream read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._event = device, None
+        if device.type == "cuda" and not capturing(device):
+            self._stream = torch._C._cuda_getCurrentRawStream(device.index)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(device))
+
+    def before(self) -> None:
+        """Have the current stream wait for them, unless it is theirs."""
+        if self._event is not None and torch._C._cuda_getCurrentRawStream(self._device.index) != self._stream:
+            torch.cuda.current_stream(self._device).wait_event(self._event)
+
+
 class _Made(NamedTuple):
     """What one kind of call needs of the host, worked out once."""
 
     run: Run
+    origin: _Origin
     maps: tuple[Maps, ...]
     #: Without a tensor among the options of the score: their arguments may be kept.
     bare: bool
@@ -181,8 +198,8 @@ def _make(work: Work, _: str, more: Any) -> _Made:
     options = (work.scores.bias, work.scores.sink, work.scores.alibi_slopes)
     bare = all(x is None for x in options) and not p.positions.tables
     return _Made(
-        _run(C, dtypes(work)), tuple(map(Maps, blocks_of(C))), bare, jobs, (B, H, L, d),
-        strides, (L * H, 1, H), numbers, mask, Tails(),
+        _run(C, dtypes(work)), _Origin(work.q.device), tuple(map(Maps, blocks_of(C))), bare, jobs,
+        (B, H, L, d), strides, (L * H, 1, H), numbers, mask, Tails(),
     )  # fmt: skip
 
 
@@ -212,6 +229,7 @@ def forward(work: Work) -> tuple[Tensor, Tensor]:
     if period:
         heads = work.problem.k_heads
         mapped = (_shared(q, heads), work.k, work.v, _shared(out, heads))
+    made.origin.before()
     made.run(made.schedule.programs, made.maps, mapped, (lse,), made.tail(work), device)
     if out is not room:
         outside = made.out_strides[1] >= made.out_strides[2]
