@@ -204,17 +204,16 @@ def _make(work: Work, _: str, more: Any) -> _Made:
 
 
 kept = Kept(_make)
-#: What graphs read at every replay.
-_held_by_graphs: list[_Made] = []
 
 
 def _made_for(work: Work, period: int) -> _Made:
-    """What the call needs; what is made inside the capture of a graph is that graph's own."""
+    """What the call needs. What is made inside the capture of a graph is made anew by every replay, in the
+    graph's own memory.
+    """
     more = work.q.stride(1) >= work.q.stride(2), period
     if not capturing(work.q.device):
         return kept.get(work, "", more)
-    _held_by_graphs.append(_make(work, "", more))
-    return _held_by_graphs[-1]
+    return _make(work, "", more)
 
 
 def forward(work: Work) -> tuple[Tensor, Tensor]:

@@ -183,8 +183,8 @@ def tile_at(s, base, whole, masked, j):
 
 @gluon.jit
 def piece_at(at):
-    """A piece of work of the schedule: batch element, query head and key head, line of tiles, first key, first
-    row.
+    """A piece of work of the schedule: batch element, query head and key head, line of tiles, first key,
+    first row.
     """
     heads = gl.load(at + 1)
     line, key, row = gl.load(at + 2), gl.load(at + 3), gl.load(at + 4)
