@@ -99,8 +99,8 @@ def test_products_are_not_serialised(width: int, kind: str) -> None:
 @pytest.mark.skipif(triton.__version__ != "3.6.0", reason="spills depend on the compiler")
 @pytest.mark.parametrize("width, kind", EVERY)
 def test_nothing_is_spilled_in_a_loop_over_tiles(width: int, kind: str) -> None:
-    """Some bytes of what a loop does not touch may wait in memory. Tiles of 128 keys under a mask leave too few
-    registers, two or three of some 470 instructions; at D 256 a masked loop reads one word.
+    """Some bytes of what a loop does not touch may wait in memory. Tiles of 128 keys under a mask leave too
+    few registers: four of some 470 instructions; at D 256 a masked loop reads one word.
     """
     C = variant(width, kind)
     made = of(C)
