@@ -170,8 +170,6 @@ def test_the_hopper_kernel_has_entries_on_its_gpu_alone() -> None:
             {"kernels": ["forward", "hopper"], "heads": [128], "kinds": ["rows"]},
             {"triton/forward/16/128/rows", "hopper/128/rows"},
         ),
-        ({"kernels": ["forward"], "kinds": ["band"]}, set()),
-        ({"kernels": ["hopper"], "bits": [32]}, set()),
     ],
     ids=str,
 )
@@ -179,6 +177,21 @@ def test_options_choose_among_the_entries_of_the_hopper_kernel(
     options: dict[str, Any], names: set[str]
 ) -> None:
     assert {entry.name for entry in hopper.choose("sm90", **options)} == names
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernels": ["forward"], "kinds": ["band"]},
+        {"kernels": ["hopper"], "bits": [32]},
+        {"kernels": ["hopper"], "heads": [96]},
+        {"kernels": ["hopper"], "heads": [256], "kinds": ["short band"]},
+    ],
+    ids=str,
+)
+def test_a_choice_that_no_entry_has_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match="expected a choice that some entry of the table has, got"):
+        hopper.choose("sm90", **options)
 
 
 @pytest.mark.parametrize("entry", hopper.choose("sm90", ["hopper"]), ids=lambda entry: entry.name)

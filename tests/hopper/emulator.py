@@ -189,20 +189,28 @@ def copy_in(desc: Descriptor, at: Sequence[Any], bar: Memory, place: Memory) -> 
         b.settle()
 
 
-#: Copies to `out` of this thread on their way: they read their place when somebody waits for them.
+#: Copies to `out` of this thread: those that still read their place, and those that have left it but are not
+#: there yet. Who does not settle may see the first one arrive last.
 _leaving = threading.local()
 
 
 def copy_out(desc: Descriptor, at: Sequence[Any], place: Memory) -> None:
     whole, inside = desc.part(at)
-    _leaving.copies = [*getattr(_leaving, "copies", ()), (whole, place.held, inside)]
+    _leaving.reading = [*getattr(_leaving, "reading", ()), (whole, place.held, inside)]
 
 
 def copy_out_wait(left: int) -> None:
     assert left == 0
-    for whole, held, inside in getattr(_leaving, "copies", ()):
-        whole.copy_(held[inside])
-    _leaving.copies = []
+    gone = [(whole, held[inside].clone()) for whole, held, inside in getattr(_leaving, "reading", ())]
+    _leaving.flying = [*getattr(_leaving, "flying", ()), *gone]
+    _leaving.reading = []
+
+
+def settle() -> None:
+    copy_out_wait(0)
+    for whole, content in reversed(_leaving.flying):
+        whole.copy_(content)
+    _leaving.flying = []
 
 
 # Products.
@@ -289,6 +297,7 @@ def _specialise(roles: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_
             # Threads do not inherit it.
             with torch.no_grad():
                 role(*arguments)
+                settle()
         except BaseException as failure:
             failures.append(failure)
             MBarrier.failed.set()
@@ -374,6 +383,7 @@ def _modules() -> types.ModuleType:
         unpacked=lambda x, dtype, layout: x,
         log2=Language.log2,
         begin_beside=lambda: None,
+        settle=settle,
         keep_pointer=lambda place, pointer: _kept.__setitem__(place.held.data_ptr(), pointer),
         kept_pointer=lambda place, dtype: _kept[place.held.data_ptr()],
     )

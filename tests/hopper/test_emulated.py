@@ -33,6 +33,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import tilefold.backends.hopper as hopper_backend
 from tilefold.backends import eager, triton
 from tilefold.backends.hopper import launch, sizes
+from tilefold.backends.hopper.schedule import Order
+from tilefold.backends.triton import arguments
 
 from . import emulator
 
@@ -204,12 +206,19 @@ def test_a_bias_in_every_tile(head_dim: int, keys: int, mask: str) -> None:
 
 
 def test_programs_may_have_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_cores", lambda device: 132)
-    # Many short documents, and one that takes as long as all of them.
-    cuts = torch.tensor([*range(0, 3072, 16), 3072, 4096], dtype=torch.int32)
-    x, mask = draw((4096, 4096), heads=(1, 1)), masks.documents(cuts, within=masks.causal())
+    def idle(*arguments: Any) -> Order:
+        """The first program and the last one have none."""
+        order = of_counts(*arguments)
+        order.starts[1], order.starts[-2] = 0, len(order.places)
+        return order
+
+    of_counts = launch.of_counts
+    monkeypatch.setattr(launch, "of_counts", idle)
+    monkeypatch.setattr(launch, "_cores", lambda device: 5)
+    cuts = torch.tensor([0, 700, 716, 1024], dtype=torch.int32)
+    x, mask = draw((1024, 1024), heads=(2, 1)), masks.documents(cuts, within=masks.causal())
     made = launch._make(work_of(x, mask), "", (True, 0))
-    assert (made.schedule.portions[:, 9] == 0).any()
+    assert (made.schedule.portions[:, 9] == 0).tolist() == [True, False, False, False, True]
     agree(x, mask)
 
 
@@ -320,6 +329,44 @@ def test_what_is_hidden_may_be_anything(
     assert (0, 1) in emulated
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_keys_may_be_infinite(mask: str, dtype: torch.dtype) -> None:
+    """Scores of minus infinity weigh nothing, in the first tiles that are visited, too."""
+    q, k, v = draw((256, 256), dtype=dtype)
+    q[..., 0], k[:, :, 128:, 0] = -1.0, float("inf")
+    out, lse = hopper((q, k, v), MASKS[mask])
+    clean = (q, k[:, :, :128].contiguous(), v[:, :, :128].contiguous())
+    # Of the rows of a causal call, those that see one of them see all the others.
+    wanted = right(clean) if mask == "full" else None
+    rows = slice(None) if wanted is not None else slice(128, None)
+    wanted = right(clean) if wanted is None else wanted
+    torch.testing.assert_close(out[:, :, rows].float(), wanted[0][:, :, rows], atol=0.03, rtol=0.03)
+    torch.testing.assert_close(lse[:, :, rows], wanted[1][:, :, rows], atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("part", ["second pass", "third pass"])
+def test_results_of_a_pass_are_there_before_the_next_one_writes(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies that nobody waits for may arrive in any order: else the emulator shows old results."""
+    monkeypatch.setattr(launch, "_cores", lambda device: 1)
+    x = rising(300) if part == "second pass" else draw((300, 300), heads=(2, 2), dtype=torch.float16)
+    if part == "third pass":
+        x[2][:, :, -10:] = float("nan")
+
+    def wrong() -> int:
+        out, _ = hopper(x, None if part == "second pass" else masks.causal())
+        clean = (*x[:2], x[2].nan_to_num(0.0))
+        wanted = right(clean, None if part == "second pass" else masks.causal())[0]
+        off = (out[:, :, :290].float() - wanted[:, :, :290]).abs()
+        return int((off.nan_to_num(9.0) > 0.05).any(-1).sum())
+
+    assert wrong() == 0
+    monkeypatch.setattr(emulator.modules(), "settle", lambda: None)
+    assert wrong() > 0
+
+
 def test_only_lines_that_met_such_values_are_computed_carefully(emulated: list[tuple[int, int]]) -> None:
     q, k, v = draw((256, 256), heads=(2, 2))
     # Keys are selected away at once.
@@ -360,6 +407,22 @@ def test_lists_of_work_made_on_the_device_cover_everything(
     monkeypatch.setattr(launch, "capturing", lambda device: True)
     agree(draw((300, 300), heads=(4, 2)), MASKS[mask])
     assert not launch.kept._by_identity and not launch.kept._by_value
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "documents"])
+def test_a_graph_reads_what_was_made_before_its_capture_and_holds_it(
+    mask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = work_of(draw((300, 300), heads=(4, 2)), MASKS[mask])
+    made = launch._made_for(work, 0)
+    held, theirs = len(launch._held_by_graphs), len(arguments._held_by_graphs)
+    for module in (launch, arguments):
+        monkeypatch.setattr(module, "capturing", lambda device: True)
+    assert launch._made_for(work, 0) is made
+    launch.kept.clear()
+    assert launch._held_by_graphs[held:] == [made]
+    assert len(arguments._held_by_graphs) == theirs + (mask == "documents")
+    del launch._held_by_graphs[held:], arguments._held_by_graphs[theirs:]
 
 
 # The protocol.

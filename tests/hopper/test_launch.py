@@ -16,7 +16,7 @@ from tilefold.scores import Scores
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from tilefold.backends.hopper import backend, launch, lines, schedule
-from tilefold.backends.hopper.sizes import WIDTHS, sizes_of, width_of
+from tilefold.backends.hopper.sizes import WIDTHS, kind_of, sizes_of, width_of
 from tilefold.backends.hopper.variant import LINES, Variant
 from tilefold.backends.triton.arguments import of_mask
 
@@ -243,12 +243,29 @@ def test_the_user_s_sizes_go_before_those_that_are_shipped() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"BN": 96}, {"STAGES": 1}, {"GROUPS": 4}, {"REGISTERS": 250}, {"SLOW": True}, {"HELD": "yes"}],
+    [
+        {"BN": 96},
+        {"STAGES": 1},
+        {"GROUPS": 4},
+        {"REGISTERS": 250},
+        {"SLOW": True},
+        {"HELD": "yes"},
+        {"HELD": 5},
+        {"SLOTS": 9},
+        {"SLOTS": 0},
+        {"JOINED": True, "STAGES": 2},
+        {"BN": 128},
+    ],
     ids=str,
 )
 def test_sizes_that_make_no_sense_are_not_read(change: dict[str, object]) -> None:
     assert not tuned._makes_sense("hopper/128", tuned.hopper_table()["hopper/128"] | change)
     assert not tuned._makes_sense("hopper/128", [128, 64, 4, 3])
+    wide = tuned.hopper_table()["hopper/128"] | {"BN": 128, "STAGES": 2}
+    # Bits are read one granule of 64 keys at a time, with a bias or without.
+    assert tuned._makes_sense("hopper/128/bias", wide) and not tuned._makes_sense("hopper/128/bits", wide)
+    bits = masks.lower(*masks.random_blocks(0.5, block=64).spec(), 1, 1, 256, 256, "cpu")
+    assert [kind_of(form, 128, 256, True) for form in (bits, BANDS[1])] == ["bits", "bias"]
 
 
 @pytest.mark.parametrize(
@@ -299,6 +316,10 @@ def test_a_plain_score_goes_into_the_exponent(scores: Scores, plain: bool) -> No
         ({"head_dim": 257}, "query and key heads of size 1 to 256, not 257"),
         ({"v_head_dim": 512}, "value heads of size 1 to 256, not 512"),
         ({"options": ("dropout",)}, "does not have dropout"),
+        (
+            {"q_heads": 1 << 16, "k_heads": 8, "head_dim": 64, "v_head_dim": 64},
+            "room for 65535 query heads, not",
+        ),
         ({"k_length": 0}, "no empty tensor"),
         ({"backend": None}, "when they are asked for by name"),
         ({"device": "cpu"}, "the tensors are on cpu"),

@@ -27,7 +27,7 @@ SIZES, LEAST_SIZES = (256, 256, 16, 8, 2, 255), 4
 HOPPER = {
     "BN": (64, 128), "STAGES": range(2, 9), "GROUPS": (2, 3), "REGISTERS": range(128, 248, 8),
 }  # fmt: skip
-HOPPER_FLAGS = {"SLOTS", "HELD", "TURNS", "EARLY", "JOINED", "HALVES"}
+HOPPER_FLAGS = {"HELD", "TURNS", "EARLY", "JOINED", "HALVES"}
 #: With fewer, all that a kernel holds would lie in memory.
 LEAST_REGISTERS = 64
 
@@ -99,19 +99,25 @@ def hopper_sizes(width: int, kind: str) -> dict[str, Any]:
     raise KeyError(names[-1])
 
 
-def _makes_sense_on_hopper(value: Any) -> bool:
+def _makes_sense_on_hopper(name: str, value: Any) -> bool:
     return (
         isinstance(value, dict)
         and set(HOPPER) <= set(value)
         and all(value[name] in allowed for name, allowed in HOPPER.items())
         and all(type(n) in (int, bool) for n in value.values())
-        and set(value) - set(HOPPER) <= HOPPER_FLAGS
+        and set(value) - set(HOPPER) - {"SLOTS"} <= HOPPER_FLAGS
+        and all(value.get(flag, 0) in (0, 1) for flag in HOPPER_FLAGS)
+        and value.get("SLOTS", 1) in (1, 2)
+        # One barrier for both frees keys only with values, of which one tile is always in use.
+        and value["STAGES"] >= (3 if value.get("JOINED") else 2)
+        # Bits, and whatever has no sizes of its own, take one granule of 64 keys at a time.
+        and (value["BN"] == 64 or (name.count("/") == 2 and not name.endswith("/bits")))
     )
 
 
 def _makes_sense(name: str, value: Any) -> bool:
     if name.startswith("hopper/"):
-        return _makes_sense_on_hopper(value)
+        return _makes_sense_on_hopper(name, value)
     if name in KEYS:
         least, most = KEYS[name]
         return isinstance(value, int) and least <= value <= most

@@ -19,8 +19,8 @@ from tilefold.problem import Problem
 
 #: What its kernels are compiled for.
 ARCHITECTURE = "sm90"
-#: The widest head that the kernel holds.
-WIDEST = 256
+#: The widest head that the kernel holds, and the most query heads.
+WIDEST, MOST_HEADS = 256, (1 << 16) - 1
 
 
 def _refusal(device: str) -> str | None:
@@ -65,6 +65,8 @@ class HopperBackend:
                 reasons.append(f"its kernel holds {name} heads of size 1 to {WIDEST}, not {size}")
         if "dropout" in problem.options:
             reasons.append("its kernel does not have dropout")
+        if problem.q_heads > MOST_HEADS:
+            reasons.append(f"its tables have room for {MOST_HEADS} query heads, not {problem.q_heads}")
         if problem.is_empty:
             reasons.append("it copies by TMA, which takes no empty tensor")
         return reasons

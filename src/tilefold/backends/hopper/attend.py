@@ -187,9 +187,8 @@ def attend(
         if C.MASKED and whole == 0:
             scores = gl.where(visible(s, m0, n0, table, edges, s_layout), scores, float("-inf"))
         reference = in_base2(s, gl.max(scores, 1))
-        shift = reference
-        if C.MASKED or C.BIAS:
-            shift = gl.where(reference == float("-inf"), 0.0, reference)
+        # Keys may be hidden, or infinite.
+        shift = gl.where(reference == float("-inf"), 0.0, reference)
         weights = weights_of(s, scores, shift)
         sums = row_sums(weights, C.BN)
         p = packed(weights, dtype)

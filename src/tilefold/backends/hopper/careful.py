@@ -79,7 +79,8 @@ def attend_carefully(s, done, offset, stage, phase):
     place, tiles, shares = told(0, s, slot)
     b, h, hk, m0, table = place
     base, whole, masked = tiles
-    before, _, _, own, after = shares
+    # Those of the first warp group, which skips nothing before its own tiles.
+    _, _, _, own, after = shares
     m0 += offset
     rows = m0 + gl.arange(0, LINES, r_layout)
     edges = edges_of(s, rows, table)
@@ -89,8 +90,8 @@ def attend_carefully(s, done, offset, stage, phase):
     reference = gl.full([LINES], float("-inf"), gl.float32, r_layout)
     sums = row_sums(gl.full([LINES, C.BN], 0.0, gl.float32, s_layout), C.BN)
     q = s.q_smem.index(slot).reshape([LINES, C.D])
-    for j in range(before + own + after):
-        n0 = tile_at(s, base - before, whole, masked, j) * C.BN
+    for j in range(own + after):
+        n0 = tile_at(s, base, whole, masked, j) * C.BN
         edges = marks_of(s, m0, n0, table, edges)
         mbarrier.wait(s.k_full.index(stage), phase)
         k = s.k_smem.index(stage).reshape([C.BN, C.D])

@@ -8,8 +8,9 @@ and takes the softmax of the one while the other runs.
 
 **Fixed reference.** A softmax does not depend on the number that a row's scores are shifted by, and bfloat16
 has the exponents of float32. So the maximum of a row over its first tile, if all rows see that, stays its
-reference: no later maximum, no rescaling. A row whose sum reaches 2^64 (or is not a number) is computed again
-with the usual online softmax, by the same program after its list.
+reference: no later maximum, no rescaling. Lines with a row whose sum reaches 2^64 (or is not a number) are
+computed again with the usual online softmax, by the same program after its list, and those whose results are
+still not finite, where a mask may hide what is not, a last time by `careful`.
 """
 
 # The functions of Gluon are not Python: its types of values are known to its compiler only.
@@ -20,7 +21,7 @@ with the usual online softmax, by the same program after its list.
 from .attend import attend
 from .careful import attend_carefully, keep
 from .dialect import copy_in, copy_out_wait, fence_async_shared, gl, gluon, mbarrier
-from .machine import begin_beside
+from .machine import begin_beside, settle
 from .program import (
     LINES,
     WORDS,
@@ -154,6 +155,8 @@ def consumer(w: gl.constexpr, s):
     for i in range(s.items):
         stage, phase, turn, broken = attend(w, s, i, stage, phase, turn, broken, C.FIXED, MARKS, C.TURNS)
     if MARKS and any_told(w, s, broken, 0):
+        # The same rows are written again.
+        settle()
         if C.FIXED:
             count = how_many_told(s, 0)
             broken = none
@@ -161,6 +164,7 @@ def consumer(w: gl.constexpr, s):
                 stage, phase, turn, broken = attend(
                     w, s, s.items + i, stage, phase, turn, broken, False, C.CAREFUL, False
                 )
+            settle()
             if C.CAREFUL and any_told(w, s, broken, 1):
                 consume_carefully(w, s, s.items + count, stage, phase, 1)
         else:
@@ -172,7 +176,10 @@ def consumer(w: gl.constexpr, s):
 def consume_carefully(w: gl.constexpr, s, done, stage, phase, BEFORE: gl.constexpr):
     """The first consumer does it alone, for the sake of the others' registers."""
     C: gl.constexpr = s.C
+    # The others' rows, too: when their own results are there.
+    mbarrier.arrive(s.settled.index(0), count=1)
     if w == 0:
+        mbarrier.wait(s.settled.index(0), 0)
         for i in range(how_many_told(s, BEFORE) * C.GROUPS):
             stage, phase = attend_carefully(s, done + i, i % C.GROUPS * LINES, stage, phase)
 
@@ -231,6 +238,7 @@ def forward_kernel(
     v_empty = gl.allocate_shared_memory(gl.int64, [C.STAGES, 1], barrier)
     ended = gl.allocate_shared_memory(gl.int64, [1, 1], barrier)
     decided = gl.allocate_shared_memory(gl.int64, [1, 1], barrier)
+    settled = gl.allocate_shared_memory(gl.int64, [1, 1], barrier)
     words = gl.allocate_shared_memory(gl.int32, [Q_TILES, WORDS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     verdict = gl.allocate_shared_memory(
         gl.int32, [2 * C.GROUPS + 1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -251,13 +259,14 @@ def forward_kernel(
         mbarrier.init(v_empty.index(n), count=C.GROUPS)
     mbarrier.init(ended.index(0), count=C.GROUPS)
     mbarrier.init(decided.index(0), count=1)
+    mbarrier.init(settled.index(0), count=C.GROUPS)
     fence_async_shared()
     begin_beside()
     portion = portions + program * 16
     own = work + gl.load(portion + 8).to(gl.int64) * 8
     s = Shared(
         q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full,
-        k_empty, v_full, v_empty, turn, ended, decided, words, verdict, cold, lse, own,
+        k_empty, v_full, v_empty, turn, ended, decided, settled, words, verdict, cold, lse, own,
         gl.load(portion + 9), portion, tiles, bounds, index, bias, bias_b, bias_h, bias_q, bias_k,
         sink, slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table, key_table,
         batch_origin, heads, q_length, k_length, lines, lo, hi, step, capacity, scale, C,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -109,7 +110,7 @@ def schedule(
 # The call.
 
 
-class _Origin:
+class Origin:
     """The stream on which tensors were made that calls on any stream read."""
 
     def __init__(self, device: torch.device) -> None:
@@ -129,7 +130,7 @@ class _Made(NamedTuple):
     """What one kind of call needs of the host, worked out once."""
 
     run: Run
-    origin: _Origin
+    origin: Origin
     maps: tuple[Maps, ...]
     #: Without a tensor among the options of the score: their arguments may be kept.
     bare: bool
@@ -138,7 +139,6 @@ class _Made(NamedTuple):
     out_strides: tuple[int, ...]
     lse_strides: tuple[int, ...]
     numbers: list[Any]
-    mask: MaskArguments
     tails: Tails[Tail]
 
     def tail(self, work: Work) -> Tail:
@@ -173,6 +173,19 @@ def _run(variant: Variant, types: tuple[Any, ...]) -> Run:
     return Run(forward_kernel, variant)
 
 
+#: Where lists of a mask were made first, for what other kinds of calls make of them.
+_origins: weakref.WeakKeyDictionary[Any, list[Origin]] = weakref.WeakKeyDictionary()
+
+
+def _lists(form: Any, p: Problem, rows: int, keys: int, device: torch.device) -> Lists:
+    """Lists of a mask, whichever stream they were made on."""
+    for origin in _origins.get(form, ()):
+        origin.before()
+    found = lists_of(form, p.q_length, p.k_length, rows, keys, by_key=False)
+    _origins.setdefault(form, []).append(Origin(device))
+    return found
+
+
 def _make(work: Work, _: str, more: Any) -> _Made:
     heads_outside, period = more
     p, form, C = work.problem, work.form, variant_of(work, period)
@@ -181,7 +194,7 @@ def _make(work: Work, _: str, more: Any) -> _Made:
         p = replace(p, q_heads=p.k_heads, q_length=p.group * L)
     rows, lists = LINES * C.GROUPS, None
     if not isinstance(form, Band):
-        lists = lists_of(form, p.q_length, p.k_length, rows, C.BN, by_key=False)
+        lists = _lists(form, p, rows, C.BN, work.q.device)
     mask = of_mask(form, lists)
     if mask.bounds is not None and mask.bounds.numel() == 0:
         # Words of bits without a mixed granule: what is read there counts for nothing, but it is read.
@@ -198,22 +211,38 @@ def _make(work: Work, _: str, more: Any) -> _Made:
     options = (work.scores.bias, work.scores.sink, work.scores.alibi_slopes)
     bare = all(x is None for x in options) and not p.positions.tables
     return _Made(
-        _run(C, dtypes(work)), _Origin(work.q.device), tuple(map(Maps, blocks_of(C))), bare, jobs,
-        (B, H, L, d), strides, (L * H, 1, H), numbers, mask, Tails(),
+        _run(C, dtypes(work)), Origin(work.q.device), tuple(map(Maps, blocks_of(C))), bare, jobs,
+        (B, H, L, d), strides, (L * H, 1, H), numbers, Tails(),
     )  # fmt: skip
 
 
-kept = Kept(_make)
+class _NotMadeError(Exception):
+    """A band's tables are not there yet, and a graph is being captured."""
+
+
+def _make_to_keep(work: Work, name: str, more: Any) -> _Made:
+    if isinstance(work.form, Band) and capturing(work.q.device):
+        raise _NotMadeError
+    return _make(work, name, more)
+
+
+kept = Kept(_make_to_keep)
+#: What graphs read at every replay, beside what `Kept` holds for them.
+_held_by_graphs: list[_Made] = []
 
 
 def _made_for(work: Work, period: int) -> _Made:
-    """What the call needs. What is made inside the capture of a graph is made anew by every replay, in the
-    graph's own memory.
+    """What the call needs. A graph reads what was made before its capture; else a band's tables are made anew
+    by every replay, in the graph's own memory.
     """
     more = work.q.stride(1) >= work.q.stride(2), period
-    if not capturing(work.q.device):
-        return kept.get(work, "", more)
-    return _make(work, "", more)
+    try:
+        made = kept.get(work, "", more)
+    except _NotMadeError:
+        return _make(work, "", more)
+    if capturing(work.q.device):
+        _held_by_graphs.append(made)
+    return made
 
 
 def forward(work: Work) -> tuple[Tensor, Tensor]:

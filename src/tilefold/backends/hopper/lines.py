@@ -35,9 +35,8 @@ class Lines(NamedTuple):
 
     @property
     def counts(self) -> Tensor:
-        """Tiles of each line, `[tables, lines]`."""
-        before, _, _, own, after = self.words[:, :, 0, 3:].unbind(-1)
-        return before + own + after
+        """Tiles of each line, `[tables, lines]`: the first warp group begins where its line does."""
+        return self.words[:, :, 0, 6] + self.words[:, :, 0, 7]
 
 
 def of_band(mask: MaskArguments, q_length: int, k_length: int, C: Variant, device: torch.device) -> Lines:

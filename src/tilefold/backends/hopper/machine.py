@@ -5,8 +5,9 @@ anew in every round, in registers of their own. So weights cross a loop in pairs
 """
 
 # The functions of Gluon are not Python: its types of values are known to its compiler only.
-# pyright: reportAttributeAccessIssue=false, reportAssignmentType=false
+# pyright: reportAttributeAccessIssue=false, reportAssignmentType=false, reportArgumentType=false
 # pyright: reportCallIssue=false, reportIndexIssue=false
+
 from .dialect import gl, gluon
 
 
@@ -50,6 +51,14 @@ def begin_beside():
         "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], dtype=gl.int32,
         is_pure=False, pack=1,
     )  # fmt: skip
+
+
+@gluon.jit
+def settle():
+    """Wait until what this warp group has copied to `out` is there, and has not merely left its place."""
+    gl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group 0; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit

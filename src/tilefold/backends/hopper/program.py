@@ -35,6 +35,7 @@ class Shared:
     turn: gl.shared_memory_descriptor
     ended: gl.shared_memory_descriptor
     decided: gl.shared_memory_descriptor
+    settled: gl.shared_memory_descriptor
     words: gl.shared_memory_descriptor
     verdict: gl.shared_memory_descriptor
     cold: gl.shared_memory_descriptor
@@ -75,7 +76,7 @@ class Shared:
     @gluon.constexpr_function
     def __init__(
         self, q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty,
-        k_full, k_empty, v_full, v_empty, turn, ended, decided, words, verdict, cold, lse, work,
+        k_full, k_empty, v_full, v_empty, turn, ended, decided, settled, words, verdict, cold, lse, work,
         items, portion, tiles, bounds, index, bias, bias_b, bias_h, bias_q, bias_k, sink, slopes,
         slope_b, slope_h, cap, q_step, k_step, base, row_table, key_table, batch_origin, heads,
         q_length, k_length, lines, lo, hi, step, capacity, scale, C,
@@ -97,6 +98,7 @@ class Shared:
         self.turn = turn
         self.ended = ended
         self.decided = decided
+        self.settled = settled
         self.words = words
         self.verdict = verdict
         self.cold = cold
@@ -219,9 +221,9 @@ def read(words, at: gl.constexpr, WARPS: gl.constexpr):
 def tiles_told(s, place):
     """`(base, whole, masked, count)` of the line that the producer has told of: its tiles, and how many."""
     words = s.words.index(place)
-    before = read(words, 3, 1)
-    count = before + read(words, 6, 1) + read(words, 7, 1)
-    return read(words, 0, 1) - before, read(words, 1, 1), read(words, 2, 1), count
+    # The first warp group skips nothing before its own tiles.
+    count = read(words, 6, 1) + read(words, 7, 1)
+    return read(words, 0, 1), read(words, 1, 1), read(words, 2, 1), count
 
 
 @gluon.jit

@@ -120,7 +120,7 @@ def of_ranks(lines: int, pairs: int, span: int, programs: int, reverse: bool, de
 
 
 def shared_out(costs: Tensor, programs: int) -> Order:
-    """Pieces of work in their order, shared out so that all programs take equally long; made on the device
+    """Pieces of work in their order, shared out so that programs take about equally long; made on the device
     alone.
 
     Those that cost more than a program's share have a program of their own. The next ones go round the

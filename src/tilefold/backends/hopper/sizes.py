@@ -21,13 +21,14 @@ def width_of(head_dim: int, v_head_dim: int) -> int:
 
 
 def kind_of(form: Any, width: int, k_length: int, bias: bool) -> str:
-    """Of a call: "bias" with one, else by its lowered mask "full", "band", "short band" with few keys, "long
-    band" with many, "window" (a band with a lower bound), "rows", "cols" or "bits".
+    """Of a call: "bias" with one but for bits, else by its lowered mask "full", "band", "short band" with few
+    keys, "long band" with many, "window" (a band with a lower bound), "rows", "cols" or "bits".
     """
+    if not isinstance(form, Band):
+        # Bits are read one granule of 64 keys at a time, with a bias or without.
+        return "bias" if bias and form.kind != "bits" else form.kind
     if bias:
         return "bias"
-    if not isinstance(form, Band):
-        return form.kind
     if form.is_full or form.lo is not None:
         return "full" if form.is_full else "window"
     return "short band" if k_length <= _FEW[width] else "band" if k_length < _MANY else "long band"
