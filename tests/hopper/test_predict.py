@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from tilefold import Problem, explain, masks
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from tilefold.backends.hopper.sizes import sizes_of
+from tilefold.backends.hopper.sizes import WIDTHS, sizes_of
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_hopper.json"
 MASKS = {"full": masks.full(), "causal": masks.causal(), "window(1023, 0)": masks.window(1023, 0)}
@@ -61,6 +62,18 @@ def test_its_tiles_are_those_of_its_table(mask: str, options: tuple[str, ...], k
     assert (found.tiles.rows, found.tiles.keys) == (64 * sizes["GROUPS"], sizes["BN"])
     assert found.how.startswith(f"fused Hopper kernel, forward in tiles of {64 * sizes['GROUPS']} x ")
     assert found.backend == "hopper" and 0 < found.forward.seconds < found.backward.seconds
+
+
+def test_rates_are_those_of_the_sizes_that_are_shipped() -> None:
+    file = resources.files("tilefold") / "planning" / "tables" / "rates" / "h200.json"
+    rates = {name: rate for name, rate in json.loads(file.read_text()).items() if name.startswith("hopper/")}
+    assert {f"hopper/{width}{kind}" for width in WIDTHS for kind in ("", "/full", "/band")} <= set(rates)
+    for name, rate in rates.items():
+        _, width, *kind = name.split("/")
+        sizes = sizes_of(int(width), *(kind or ["band"]))
+        tile = [64 * sizes["GROUPS"], sizes["BN"], 8, sizes["STAGES"]]
+        assert rate["sizes"] == tile, f"{name}: measure it again"
+        assert 0.2 < rate["share"] < 1.0 and 0.0 <= rate["fixed"] <= 10.0
 
 
 def test_masks_cost_what_they_show() -> None:
