@@ -21,10 +21,9 @@ from typing import Any
 import torch
 from gpu_contest import Case, masked
 
-from tilefold import Problem, explain
+from tilefold import Problem, explain, masks
 from tilefold.backends.hopper.sizes import kind_of, sizes_of
 from tilefold.backends.triton import rates
-from tilefold.masks import lower
 
 #: What a program may cost beside its visits.
 FIXED = [n / 4 for n in range(41)]
@@ -39,17 +38,12 @@ def measurements(path: Path) -> dict[str, list[tuple[Case, float]]]:
             case = Case(label, int(head.split()[1]), int(length.split()[1]))
             share = 0.5 if label == "causal" else 1.0
             flops = share * 4 * 2048 * max(16384, case.L) * case.L
-            form = lower(*_spec(case), 1, 1, case.L, case.L, "cpu")
+            mask = masked(label, case.L, "cpu")[0]
+            spec = (masks.full() if mask is None else mask).spec()
+            form = masks.lower(*spec, 1, 1, case.L, case.L, "cpu")
             name = f"hopper/{case.D}/{kind_of(form, case.D, case.L, False)}"
             found.setdefault(name, []).append((case, flops / row["tflops"]["hopper"] / 1e12))
     return found
-
-
-def _spec(case: Case) -> Any:
-    mask = masked(case.label, case.L, "cpu")[0]
-    from tilefold import masks
-
-    return (masks.full() if mask is None else mask).spec()
 
 
 def predicted(case: Case) -> float:

@@ -204,7 +204,7 @@ def test_sizes_of_the_hopper_kernel(entry: hopper.HopperEntry) -> None:
     deep = entry.deeper([old])
     for sizes in [*grid, *deep]:
         assert entry.fits(sizes, shared)
-        assert tuned._makes_sense(entry.name, entry.stored(sizes))
+        assert tuned.makes_sense(entry.name, entry.stored(sizes))
     assert not entry.fits(hopper.as_sizes(dict(old) | {"STAGES": 8, "BN": 128}), shared)
     with entry.in_force(grid[-1]):
         assert entry.current("cuda") == grid[-1]

@@ -1,5 +1,5 @@
 """Runs the Hopper kernel with every kind of mask, on small odd shapes, with rows that outgrow their reference
-and with hidden NaN, so that every pass of it and the repair do something.
+and with hidden NaN, so that every pass of it does something.
 
 `test_gpu.py` runs this file under `compute-sanitizer`, whose memory checker sees accesses outside of what was
 allocated. PyTorch is to allocate each tensor by itself (`PYTORCH_NO_CUDA_MEMORY_CACHING=1`).

@@ -228,7 +228,7 @@ def test_the_shipped_sizes_make_sense() -> None:
     sizes = {name: value for name, value in tuned.hopper_table().items() if name.startswith("hopper/")}
     assert {f"hopper/{width}" for width in WIDTHS} <= set(sizes)
     for name, value in sizes.items():
-        assert tuned._makes_sense(name, value), name
+        assert tuned.makes_sense(name, value), name
         # Bits are read one granule of 64 keys at a time.
         assert value["BN"] == 64 or name.count("/") == 2
 
@@ -259,11 +259,11 @@ def test_the_user_s_sizes_go_before_those_that_are_shipped() -> None:
     ids=str,
 )
 def test_sizes_that_make_no_sense_are_not_read(change: dict[str, object]) -> None:
-    assert not tuned._makes_sense("hopper/128", tuned.hopper_table()["hopper/128"] | change)
-    assert not tuned._makes_sense("hopper/128", [128, 64, 4, 3])
+    assert not tuned.makes_sense("hopper/128", tuned.hopper_table()["hopper/128"] | change)
+    assert not tuned.makes_sense("hopper/128", [128, 64, 4, 3])
     wide = tuned.hopper_table()["hopper/128"] | {"BN": 128, "STAGES": 2}
     # Bits are read one granule of 64 keys at a time, with a bias or without.
-    assert tuned._makes_sense("hopper/128/bias", wide) and not tuned._makes_sense("hopper/128/bits", wide)
+    assert tuned.makes_sense("hopper/128/bias", wide) and not tuned.makes_sense("hopper/128/bits", wide)
     bits = masks.lower(*masks.random_blocks(0.5, block=64).spec(), 1, 1, 256, 256, "cpu")
     assert [kind_of(form, 128, 256, True) for form in (bits, BANDS[1])] == ["bits", "bias"]
 

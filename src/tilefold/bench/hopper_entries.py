@@ -37,8 +37,8 @@ KINDS: Mapping[str, tuple[str, str, int]] = {
 #: Widths of tiles, and which of them have calls of a kind; of the others all have.
 WIDTHS: tuple[int, ...] = (64, 128, 256)
 ONLY: Mapping[str, tuple[int, ...]] = {"short band": (64, 128)}
-#: Rows of a warp group, bytes of shared memory of a program beside its tiles.
-LINES, BESIDE = 64, 3 << 10
+#: Rows of a warp group, bytes of shared memory that a program can have, and what it has beside its tiles.
+LINES, SHARED, BESIDE = 64, 227 << 10, 3 << 10
 #: Registers of the consumers' threads, by how many consumers there are: what the core has.
 REGISTERS: Mapping[int, int] = {2: 240, 3: 160}
 FLAGS = ("HELD", "EARLY", "TURNS", "JOINED", "HALVES")
@@ -91,8 +91,7 @@ class HopperEntry:
         results = 0.5 if value.get("HALVES") else 1.0
         rows = groups * LINES * (value.get("SLOTS", 1) + results)
         bytes_ = 2 * self.head * (rows + 2 * stages * keys) + BESIDE
-        # One barrier for both frees keys only with values, of which one tile is always in use.
-        works = stages >= (3 if value.get("JOINED") else 2) and not (value.get("TURNS") and self.masked)
+        works = tuned.makes_sense(self.name, value) and not (value.get("TURNS") and self.masked)
         # Sums, a tile of scores and its weights, of 64 rows in 128 threads.
         held = (self.head + keys + keys // 2) // 2 + (self.head // 4 if value.get("HELD") else 0)
         return bytes_ <= shared and held <= value["REGISTERS"] and works
@@ -106,12 +105,8 @@ class HopperEntry:
         like the old ones first.
         """
         before = dict(old)
-        # Bits are read one granule of 64 keys at a time.
-        shapes = [
-            (keys, groups) for groups in (2, 3) for keys in ((64,) if self.kind == "bits" else (64, 128))
-        ]
         found = []
-        for keys, groups in shapes:
+        for keys, groups in ((keys, groups) for groups in REGISTERS for keys in (64, 128)):
             for held in (False, True):
                 value: dict[str, Any] = {"BN": keys, "GROUPS": groups, "REGISTERS": REGISTERS[groups]}
                 value |= {"HELD": True} if held else {}
@@ -122,7 +117,7 @@ class HopperEntry:
     def _deepest(self, value: dict[str, Any]) -> list[Sizes]:
         for stages in range(6, 1, -1):
             sizes = as_sizes(value | {"STAGES": stages})
-            if self.fits(sizes, 227 << 10):
+            if self.fits(sizes, SHARED):
                 return [sizes]
         return []
 
@@ -134,7 +129,7 @@ class HopperEntry:
             found += [as_sizes(value | {"STAGES": value["STAGES"] + more}) for more in (-1, 1)]
             found.append(as_sizes(value | {"SLOTS": 3 - value.get("SLOTS", 1)}))
             found += [as_sizes(value | {flag: not value.get(flag, False)}) for flag in FLAGS]
-        return [sizes for sizes in found if self.fits(sizes, 227 << 10)]
+        return [sizes for sizes in found if self.fits(sizes, SHARED)]
 
     # Calls.
 

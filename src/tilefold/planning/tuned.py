@@ -115,7 +115,8 @@ def _makes_sense_on_hopper(name: str, value: Any) -> bool:
     )
 
 
-def _makes_sense(name: str, value: Any) -> bool:
+def makes_sense(name: str, value: Any) -> bool:
+    """Whether an entry of a table can be what it says: nothing else is read from a user's."""
     if name.startswith("hopper/"):
         return _makes_sense_on_hopper(name, value)
     if name in KEYS:
@@ -207,7 +208,7 @@ def alone(arch: str) -> dict[str, Any]:
 def own(arch: str) -> dict[str, Any]:
     """The user's table: what `tilefold tune` has written on this machine, as far as it makes sense."""
     found = store.read(f"tuned-{arch}")
-    return {name: value for name, value in found.items() if _makes_sense(name, value)}
+    return {name: value for name, value in found.items() if makes_sense(name, value)}
 
 
 def keep(arch: str, values: dict[str, Any]) -> Path | None:

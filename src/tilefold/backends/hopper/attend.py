@@ -65,6 +65,37 @@ def product(w: gl.constexpr, s, q, stage, turn, TURNS: gl.constexpr):
 
 
 @gluon.jit
+def opened(s, b, h, m0, table):
+    """64 rows before their first tile: what their mask, slope and bias need, then their results, references
+    and sums.
+    """
+    C: gl.constexpr = s.C
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.BN, 16])
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.DV, 16])
+    r_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
+    rows = m0 + gl.arange(0, LINES, r_layout)
+    edges = edges_of(s, rows, table)
+    slope = slope_of(s, b, h, rows)
+    bias = bias_of(s, b, h)
+    o = gl.full([LINES, C.DV], 0.0, gl.float32, o_layout)
+    reference = gl.full([LINES], float("-inf"), gl.float32, r_layout)
+    sums = row_sums(gl.full([LINES, C.BN], 0.0, gl.float32, s_layout), C.BN)
+    return edges, slope, bias, o, reference, sums
+
+
+@gluon.jit
+def raised(s, scores, reference, sums):
+    """The online softmax: references that are the largest scores so far, what the next weights are beside, by
+    what earlier ones shrink, and their sums, shrunk.
+    """
+    found = gl.maximum(reference, in_base2(s, gl.max(scores, 1)))
+    base = gl.where(found == float("-inf"), 0.0, found)
+    alpha = power(s, reference - base)
+    spread = gl.convert_layout(alpha, gl.SliceLayout(1, gl.SliceLayout(2, sums.type.layout)))
+    return found, base, alpha, sums * spread[:, None][:, :, None]
+
+
+@gluon.jit
 def step(
     w: gl.constexpr, s, q, ready, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, more, m0,
     n0, slope, bias, table, edges, hides, READY: gl.constexpr, MASKED: gl.constexpr, ONLINE: gl.constexpr,
@@ -97,12 +128,7 @@ def step(
     if MASKED and hides:
         scores = gl.where(visible(s, m0, n0, table, edges, s_layout), scores, float("-inf"))
     if ONLINE:
-        found = gl.maximum(reference, in_base2(s, gl.max(scores, 1)))
-        base = gl.where(found == float("-inf"), 0.0, found)
-        alpha = power(s, reference - base)
-        reference = found
-        spread = gl.convert_layout(alpha, gl.SliceLayout(1, gl.SliceLayout(2, sums.type.layout)))
-        sums = sums * spread[:, None][:, :, None]
+        reference, base, alpha, sums = raised(s, scores, reference, sums)
     else:
         base = reference
     weights = weights_of(s, scores, base)
@@ -146,13 +172,7 @@ def attend(
     b, h, _, m0, table = place
     base, whole, masked = tiles
     before, from_, to, own, after = shares
-    rows = m0 + gl.arange(0, LINES, r_layout)
-    edges = edges_of(s, rows, table)
-    slope = slope_of(s, b, h, rows)
-    bias = bias_of(s, b, h)
-    o = gl.full([LINES, C.DV], 0.0, gl.float32, o_layout)
-    reference = gl.full([LINES], float("-inf"), gl.float32, r_layout)
-    sums = row_sums(gl.full([LINES, C.BN], 0.0, gl.float32, s_layout), C.BN)
+    edges, slope, bias, o, reference, sums = opened(s, b, h, m0, table)
     given_up = gl.to_tensor(0)
     if C.MASKED:
         stage, phase, turn = skip(w, s, stage, phase, turn, before, TURNS)

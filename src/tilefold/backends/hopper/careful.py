@@ -8,30 +8,28 @@ sees are selected.
 # pyright: reportInvalidTypeForm=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportOperatorIssue=false, reportIndexIssue=false
 
-from .attend import row_sums
+from .attend import opened, product, raised, row_sums
 from .dialect import gl, gluon, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from .finish import finish
 from .machine import keep_pointer, kept_pointer, packed, unpacked
-from .mask import edges_of, marks_of, visible
-from .program import LINES, advance, slot_of, tile_at, told
-from .score import bias_of, in_base2, power, scored, slope_of, weights_of
+from .mask import marks_of, visible
+from .program import LINES, advance, got, put, slot_of, tile_at, told
+from .score import scored, weights_of
 
 
 @gluon.jit
 def keep(s, values):
     """Put into shared memory what only this pass asks for: consumers would hold it in registers."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    none = gl.full([1], 0, gl.int64, layout)
     keep_pointer(s.cold.index(0), values)
     for n in gl.static_range(3):
-        s.cold.index(1 + n).store(none + s.v_desc.strides[n])
-    s.cold.index(4).store(none + s.v_desc.shape[3])
+        put(s.cold.index(1 + n), s.v_desc.strides[n], gl.int64, 4)
+    put(s.cold.index(4), s.v_desc.shape[3], gl.int64, 4)
 
 
 @gluon.jit
 def kept(s, at: gl.constexpr):
     """Strides and columns of the values."""
-    return gl.max(s.cold.index(at).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    return got(s.cold.index(at), 4)
 
 
 @gluon.jit
@@ -82,33 +80,20 @@ def attend_carefully(s, done, offset, stage, phase):
     # Those of the first warp group, which skips nothing before its own tiles.
     _, _, _, own, after = shares
     m0 += offset
-    rows = m0 + gl.arange(0, LINES, r_layout)
-    edges = edges_of(s, rows, table)
-    slope = slope_of(s, b, h, rows)
-    bias = bias_of(s, b, h)
-    o = gl.full([LINES, C.DV], 0.0, gl.float32, o_layout)
-    reference = gl.full([LINES], float("-inf"), gl.float32, r_layout)
-    sums = row_sums(gl.full([LINES, C.BN], 0.0, gl.float32, s_layout), C.BN)
+    edges, slope, bias, o, reference, sums = opened(s, b, h, m0, table)
     q = s.q_smem.index(slot).reshape([LINES, C.D])
     for j in range(own + after):
         n0 = tile_at(s, base, whole, masked, j) * C.BN
         edges = marks_of(s, m0, n0, table, edges)
         mbarrier.wait(s.k_full.index(stage), phase)
-        k = s.k_smem.index(stage).reshape([C.BN, C.D])
-        zeros = gl.full([LINES, C.BN], 0.0, gl.float32, s_layout)
-        sent = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
-        scores = warpgroup_mma_wait(0, [sent])
+        scores = warpgroup_mma_wait(0, [product(0, s, q, stage, stage, False)])
         if not C.JOINED:
             mbarrier.arrive(s.k_empty.index(stage), count=C.GROUPS)
         seen = visible(s, m0, n0, table, edges, s_layout)
         scores = gl.where(seen, scored(s, scores, m0, n0, slope, bias, s_layout), float("-inf"))
-        found = gl.maximum(reference, in_base2(s, gl.max(scores, 1)))
-        shift = gl.where(found == float("-inf"), 0.0, found)
-        alpha = power(s, reference - shift)
-        reference = found
+        reference, shift, alpha, sums = raised(s, scores, reference, sums)
         weights = weights_of(s, scores, shift)
-        spread = gl.convert_layout(alpha, gl.SliceLayout(1, gl.SliceLayout(2, sums.type.layout)))
-        sums = sums * spread[:, None][:, :, None] + row_sums(weights, C.BN)
+        sums = sums + row_sums(weights, C.BN)
         o = o * gl.convert_layout(alpha, gl.SliceLayout(1, o_layout))[:, None]
         mbarrier.wait(s.v_full.index(stage), phase)
         values = s.v_smem.index(stage).reshape([C.BN, C.DV])

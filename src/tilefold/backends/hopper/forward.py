@@ -28,9 +28,11 @@ from .program import (
     Shared,
     advance,
     any_broken,
+    got,
     how_many_again,
     is_broken,
     piece_at,
+    put,
     slot_of,
     tile_at,
     tiles_told,
@@ -58,8 +60,7 @@ def producer(s):
 def produce_again(s, stage, phase, done, ALONE: gl.constexpr):
     """Those pieces of work that have broken rows; all for the first consumer, if it is `ALONE`."""
     C: gl.constexpr = s.C
-    count = gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + how_many_again(s)
-    s.verdict.index(2 * C.GROUPS).store(count)
+    put(s.verdict.index(2 * C.GROUPS), how_many_again(s), gl.int32, 1)
     mbarrier.arrive(s.decided.index(0), count=1)
     return produce_all(s, stage, phase, done, True, ALONE)
 
@@ -188,9 +189,7 @@ def consume_carefully(w: gl.constexpr, s, done, stage, phase, BEFORE: gl.constex
 def any_told(w: gl.constexpr, s, broken, BEFORE: gl.constexpr):
     """Whether a consumer of the program has broken rows: those of this one are `broken`."""
     C: gl.constexpr = s.C
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    found = gl.full([1], 0, gl.int32, layout) + gl.max(broken, 0)
-    s.verdict.index(BEFORE * C.GROUPS + w).store(found)
+    put(s.verdict.index(BEFORE * C.GROUPS + w), gl.max(broken, 0), gl.int32, 4)
     mbarrier.arrive(s.ended.index(0), count=1)
     mbarrier.wait(s.ended.index(0), BEFORE)
     return any_broken(s, BEFORE, 4)
@@ -201,7 +200,7 @@ def how_many_told(s, BEFORE: gl.constexpr):
     """Pieces of work that come again."""
     C: gl.constexpr = s.C
     mbarrier.wait(s.decided.index(0), BEFORE)
-    return gl.max(s.verdict.index(2 * C.GROUPS).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    return got(s.verdict.index(2 * C.GROUPS), 4)
 
 
 @gluon.jit(

@@ -44,22 +44,24 @@ def of_band(mask: MaskArguments, q_length: int, k_length: int, C: Variant, devic
     rows = C.GROUPS * LINES
     away = k_length - (C.PERIOD or q_length)
 
+    def rows_of(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and the last row of a head: where several heads share a tile, all there are."""
+        if C.PERIOD:
+            return torch.zeros_like(first), torch.full_like(last, C.PERIOD - 1)
+        return first, last
+
     def keys_of(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         """The tiles of keys `[begin, stop)` that rows from `first` to `last` see."""
-        if C.PERIOD:
-            first, last = torch.zeros_like(first), torch.full_like(last, C.PERIOD - 1)
         start = (first + away + mask.lo).clamp(0, k_length)
         end = torch.maximum((last + away + mask.hi + 1).clamp(max=k_length), start)
         begin = start // C.BN
         return begin, torch.where(end > start, -(-end // C.BN), begin)
 
-    first = torch.arange(0, q_length, rows, device=device)
-    last = (first + rows).clamp(max=q_length) - 1
+    starts = torch.arange(0, q_length, rows, device=device)
+    first, last = rows_of(starts, (starts + rows).clamp(max=q_length) - 1)
     begin, stop = keys_of(first, last)
     base, whole = stop, stop - begin
     if C.MASKED:
-        if C.PERIOD:
-            first, last = torch.zeros_like(first), torch.full_like(last, C.PERIOD - 1)
         upper = begin if C.STEPPED else (first + away + mask.hi + 1).clamp(0, k_length) // C.BN
         lower = -(-(last + away + mask.lo).clamp(min=0) // C.BN)
         lower = torch.minimum(torch.maximum(lower, begin), stop)
@@ -67,14 +69,13 @@ def of_band(mask: MaskArguments, q_length: int, k_length: int, C: Variant, devic
         whole = upper - lower
         base = torch.where(whole > 0, upper, begin)
     masked, count = stop - base, stop - begin
-    none = torch.zeros_like(count)
-    shares = [torch.stack([none, count, count, count, none], -1)] * C.GROUPS
-    if C.MASKED:
-        starts = torch.arange(0, q_length, rows, device=device)
+    if not C.MASKED:
+        shares = _everything(count, C)
+    else:
         shares = []
         for w in range(C.GROUPS):
             mine = starts + w * LINES
-            own_begin, own_stop = keys_of(mine, mine + LINES - 1)
+            own_begin, own_stop = keys_of(*rows_of(mine, mine + LINES - 1))
             own_begin = torch.minimum(torch.maximum(own_begin, begin), stop)
             own_stop = torch.maximum(torch.minimum(own_stop, stop), own_begin)
             some = whole > 0
@@ -98,10 +99,14 @@ def of_lists(counts: Tensor, tiles: Tensor, C: Variant) -> Lines:
         tiles: int32 `[tables, lines, capacity]`.
     """
     full, partial = counts.long().unbind(-1)
-    count, none = full + partial, torch.zeros_like(full)
     base = torch.arange(full.numel(), device=full.device).view_as(full)
-    shares = [torch.stack([none, count, count, count, none], -1)] * C.GROUPS
-    return _lines(base, full, partial, shares, tiles[:, :, 0].long() * C.BN)
+    return _lines(base, full, partial, _everything(full + partial, C), tiles[:, :, 0].long() * C.BN)
+
+
+def _everything(count: Tensor, C: Variant) -> list[Tensor]:
+    """All tiles of a line for all warp groups."""
+    none = torch.zeros_like(count)
+    return [torch.stack([none, count, count, count, none], -1)] * C.GROUPS
 
 
 def _lines(base: Tensor, whole: Tensor, masked: Tensor, shares: list[Tensor], first: Tensor) -> Lines:

@@ -9,6 +9,7 @@ anew in every round, in registers of their own. So weights cross a loop in pairs
 # pyright: reportCallIssue=false, reportIndexIssue=false
 
 from .dialect import gl, gluon
+from .program import got, put
 
 
 @gluon.jit
@@ -64,12 +65,10 @@ def settle():
 @gluon.jit
 def keep_pointer(place, pointer):
     """Put a pointer into shared memory, int64 `[1]`."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    place.store(gl.full([1], 0, gl.int64, layout) + pointer.to(gl.int64))
+    put(place, pointer.to(gl.int64), gl.int64, 4)
 
 
 @gluon.jit
 def kept_pointer(place, dtype: gl.constexpr):
     """The pointer that was put there, to elements of `dtype`."""
-    address = gl.max(place.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-    return address.to(gl.pointer_type(dtype))
+    return got(place, 4).to(gl.pointer_type(dtype))

@@ -212,9 +212,21 @@ def words_of(s, i, line):
 
 
 @gluon.jit
-def read(words, at: gl.constexpr, WARPS: gl.constexpr):
+def put(place, number, dtype: gl.constexpr, WARPS: gl.constexpr):
+    """One number into shared memory, `[1]`, by a role of so many warps."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    return gl.max(words.slice(at, 1).load(layout), 0)
+    place.store(gl.full([1], 0, dtype, layout) + number)
+
+
+@gluon.jit
+def got(place, WARPS: gl.constexpr):
+    """The number that lies there."""
+    return gl.max(place.load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+
+
+@gluon.jit
+def read(words, at: gl.constexpr, WARPS: gl.constexpr):
+    return got(words.slice(at, 1), WARPS)
 
 
 @gluon.jit
@@ -256,11 +268,10 @@ def told(w: gl.constexpr, s, place):
 def any_broken(s, BEFORE: gl.constexpr, WARPS: gl.constexpr):
     """Whether a consumer of this program has found such rows, in the pass with `BEFORE` others before it."""
     C: gl.constexpr = s.C
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     GROUPS: gl.constexpr = C.GROUPS
     found = gl.to_tensor(0)
     for w in gl.static_range(GROUPS):
-        found = gl.maximum(found, gl.max(s.verdict.index(BEFORE * C.GROUPS + w).load(layout), 0))
+        found = gl.maximum(found, got(s.verdict.index(BEFORE * C.GROUPS + w), WARPS))
     return found > 0
 
 
