@@ -267,9 +267,9 @@ def test_long_lines_that_are_lost_are_given_up_early(mask: str, monkeypatch: pyt
     kernel = emulator.part("attend")
     skip, given_up = kernel.skip, []
 
-    def noted(w: int, s: Any, stage: Any, phase: Any, turn: Any, count: Any, turns: bool) -> Any:
+    def noted(w: int, s: Any, stage: Any, phase: Any, turn: Any, count: Any) -> Any:
         given_up.append(count)
-        return skip(w, s, stage, phase, turn, count, turns)
+        return skip(w, s, stage, phase, turn, count)
 
     monkeypatch.setattr(kernel, "skip", noted)
     monkeypatch.setattr(launch, "_LONG", 2048)

@@ -17,7 +17,7 @@ _MANY, _TRIAL = gl.constexpr(16), gl.constexpr(3)
 
 
 @gluon.jit
-def skip(w: gl.constexpr, s, stage, phase, turn, count, TURNS: gl.constexpr):
+def skip(w: gl.constexpr, s, stage, phase, turn, count):
     """Give back tiles of keys that these rows do not see."""
     C: gl.constexpr = s.C
     for _ in range(count):
@@ -26,7 +26,7 @@ def skip(w: gl.constexpr, s, stage, phase, turn, count, TURNS: gl.constexpr):
             mbarrier.arrive(s.k_empty.index(stage), count=1)
         mbarrier.wait(s.v_full.index(stage), phase)
         mbarrier.arrive((s.k_empty if C.JOINED else s.v_empty).index(stage), count=1)
-        if TURNS:
+        if C.TURNS:
             await_turn(w, s, turn)
             pass_turn(w, s)
             turn += 1
@@ -53,12 +53,19 @@ def row_sums(p, BN: gl.constexpr):
 
 
 @gluon.jit
-def product(w: gl.constexpr, s, q, stage, turn, TURNS: gl.constexpr):
+def product(w: gl.constexpr, s, q, stage, turn):
+    """Send `q k^T`, in turn."""
+    C: gl.constexpr = s.C
+    if C.TURNS:
+        await_turn(w, s, turn)
+    return multiplied(s, q, stage)
+
+
+@gluon.jit
+def multiplied(s, q, stage):
     """Send `q k^T`."""
     C: gl.constexpr = s.C
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.BN, 16])
-    if TURNS:
-        await_turn(w, s, turn)
     zeros = gl.full([64, C.BN], 0.0, gl.float32, s_layout)
     k = s.k_smem.index(stage).reshape([C.BN, C.D])
     return warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -99,7 +106,6 @@ def raised(s, scores, reference, sums):
 def step(
     w: gl.constexpr, s, q, ready, p, o, reference, sums, stage, phase, last_stage, last_phase, turn, more, m0,
     n0, slope, bias, table, edges, hides, READY: gl.constexpr, MASKED: gl.constexpr, ONLINE: gl.constexpr,
-    TURNS: gl.constexpr,
 ):  # fmt: skip
     """`q k^T` of one tile of keys unless it is `ready`, `p v` of the one before, and the softmax of this one,
     under the mask where it `hides` something.
@@ -112,10 +118,10 @@ def step(
     # Nothing may prepare what a product reads once the one before it is on its way.
     last = unpacked(p, dtype, p_layout)
     if not READY:
-        sent = product(w, s, q, stage, turn, TURNS)
+        sent = product(w, s, q, stage, turn)
     mbarrier.wait(s.v_full.index(last_stage), last_phase)
     added = warpgroup_mma(last, s.v_smem.index(last_stage).reshape([C.BN, C.DV]), o, is_async=True)
-    if TURNS:
+    if C.TURNS:
         pass_turn(w, s)
         turn += 1
     if READY:
@@ -152,12 +158,9 @@ def step(
 
 
 @gluon.jit
-def attend(
-    w: gl.constexpr, s, done, stage, phase, turn, broken, FIXED: gl.constexpr, MARKS: gl.constexpr,
-    TURNS: gl.constexpr,
-):  # fmt: skip
-    """Results of the w-th 64 rows of a line of tiles, the piece of work after `done` others. `FIXED, MARKS`
-    of `finish`.
+def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
+    """Results of the w-th 64 rows of a line of tiles, the piece of work after `done` others; if it comes
+    `again`, with the online softmax.
     """
     C: gl.constexpr = s.C
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.BN, 16])
@@ -165,7 +168,8 @@ def attend(
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     r_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     dtype: gl.constexpr = s.q_desc.dtype
-    EARLY: gl.constexpr = C.EARLY and not TURNS
+    EARLY: gl.constexpr = C.EARLY and not C.TURNS
+    MARKS: gl.constexpr = C.FIXED or C.CAREFUL
     slot, parity = slot_of(done, C)
     mbarrier.wait(s.q_full.index(slot + w), parity)
     place, tiles, shares = told(w, s, slot + w)
@@ -174,8 +178,10 @@ def attend(
     before, from_, to, own, after = shares
     edges, slope, bias, o, reference, sums = opened(s, b, h, m0, table)
     given_up = gl.to_tensor(0)
+    # Where no tile is whole, none of them gives every row a fixed reference.
+    online = (again > 0) | (whole == 0)
     if C.MASKED:
-        stage, phase, turn = skip(w, s, stage, phase, turn, before, TURNS)
+        stage, phase, turn = skip(w, s, stage, phase, turn, before)
     if own > 0:
         held = s.q_smem.index(slot + w).reshape([LINES, C.D])
         if C.HELD:
@@ -185,17 +191,17 @@ def attend(
         else:
             q = held
         mbarrier.wait(s.k_full.index(stage), phase)
-        sent = product(w, s, q, stage, turn, TURNS)
-        if TURNS:
+        sent = product(w, s, q, stage, turn)
+        if C.TURNS:
             pass_turn(w, s)
             turn += 1
         last_stage, last_phase = stage, phase
         stage, phase = advance(stage, phase, C.STAGES)
         if EARLY:
             # If the next tile is none of these rows' this product is for nothing.
-            soon = (whole > 0) & (own > 1) & ((from_ > 1) | (to <= 1))
+            soon = (online == 0) & (own > 1) & ((from_ > 1) | (to <= 1))
             mbarrier.wait(s.k_full.index(stage), phase, pred=soon)
-            sent_next = product(w, s, q, stage, turn, TURNS)
+            sent_next = product(w, s, q, stage, turn)
             scores = warpgroup_mma_wait(1, [sent])
         else:
             scores = warpgroup_mma_wait(0, [sent])
@@ -221,24 +227,28 @@ def attend(
                 edges = marks_of(s, m0, n0, table, edges)
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                     w, s, q, ready, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
-                    own > 2, m0, n0, slope, bias, table, edges, whole == 1, True, C.MASKED, not FIXED, TURNS,
+                    own > 2, m0, n0, slope, bias, table, edges, whole == 1, True, C.MASKED, not C.FIXED,
                 )  # fmt: skip
             else:
                 mbarrier.wait(s.k_full.index(stage), phase, pred=own > 1)
         else:
             mbarrier.wait(s.k_full.index(stage), phase, pred=own > 1)
-        # The first tile is done, or two.
-        if C.MASKED:
-            for j in range(1, gl.where(whole == 0, own, 0)):
+        # The first tile is done, or two. The softmax that is taken online has a loop of its own, but nothing
+        # else: code that has not run yet is slow to come, and what lies beyond its first 60 kB slower still.
+        if C.FIXED or C.MASKED:
+            for j in range(1, gl.where(online, own, 0)):
                 n0 = tile_at(s, base, whole, masked, j) * C.BN
                 edges = marks_of(s, m0, n0, table, edges)
-                p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
-                    w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
-                    j + 1 < own, m0, n0, slope, bias, table, edges, True, False, True, True, TURNS,
-                )  # fmt: skip
+                if C.BELOW and (j >= from_) & (j < to):
+                    stage, phase, turn = skip(w, s, stage, phase, turn, 1)
+                    mbarrier.wait(s.k_full.index(stage), phase, pred=j + 1 < own)
+                else:
+                    p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
+                        w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
+                        j + 1 < own, m0, n0, slope, bias, table, edges, True, False, C.MASKED, True,
+                    )  # fmt: skip
         ONE_LOOP: gl.constexpr = C.MASKED and not C.BELOW
-        TRIAL: gl.constexpr = C.TRIAL and FIXED
-        PARTS: gl.constexpr = 2 if TRIAL else 1
+        PARTS: gl.constexpr = 2 if C.TRIAL else 1
         coming = gl.to_tensor(0)
         if C.ALIBI or C.BIAS or ONE_LOOP:
             coming = tile_at(s, base, whole, masked, gl.minimum(start, own - 1))
@@ -246,9 +256,9 @@ def attend(
             # What is known of a tile is loaded one tile ahead, and where it lies two ahead.
             marks = marks_of(s, m0, coming * C.BN, table, edges)
             later = tile_at(s, base, whole, masked, gl.minimum(start + 1, own - 1))
-        stop = gl.where(whole == 0, 0, own) if ONE_LOOP else whole
+        stop = gl.where(online, 0, own if ONE_LOOP else whole)
         trial = stop
-        if TRIAL:
+        if C.TRIAL:
             # After some tiles of a long line there is a look at its sums: if they are lost already, so is the
             # time that the others would take.
             trial = gl.where(stop > _MANY, start + _TRIAL, stop)
@@ -266,23 +276,23 @@ def attend(
                     coming = tile_at(s, base, whole, masked, gl.minimum(j + 1, own - 1))
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                     w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
-                    j + 1 < own, m0, n0, slope, bias, table, edges, hides, False, ONE_LOOP, not FIXED, TURNS,
+                    j + 1 < own, m0, n0, slope, bias, table, edges, hides, False, ONE_LOOP, not C.FIXED,
                 )  # fmt: skip
-            if TRIAL and (part == 0) & (trial < stop):
+            if C.TRIAL and (part == 0) & (trial < stop):
                 lost = gl.max(gl.max(gl.max(gl.where(sums < LARGEST_SUM, 0, 1), 2), 1), 0) > 0
                 given_up = gl.where(lost, own - trial, given_up)
                 own = gl.where(lost, trial, own)
                 stop = gl.where(lost, trial, stop)
         if C.BELOW:
-            for j in range(gl.maximum(start, whole), gl.where(whole == 0, 0, own)):
+            for j in range(gl.maximum(start, whole), gl.where(online, 0, own)):
                 if (j < from_) | (j >= to):
                     n0 = tile_at(s, base, whole, masked, j) * C.BN
                     p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                         w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
-                        j + 1 < own, m0, n0, slope, bias, table, edges, True, False, True, not FIXED, TURNS,
+                        j + 1 < own, m0, n0, slope, bias, table, edges, True, False, True, not C.FIXED,
                     )  # fmt: skip
                 else:
-                    stage, phase, turn = skip(w, s, stage, phase, turn, 1, TURNS)
+                    stage, phase, turn = skip(w, s, stage, phase, turn, 1)
                     mbarrier.wait(s.k_full.index(stage), phase, pred=j + 1 < own)
         if not C.HELD:
             mbarrier.arrive(s.q_empty.index(slot + w), count=1)
@@ -295,13 +305,15 @@ def attend(
         mbarrier.arrive(s.q_empty.index(slot + w), count=1)
     # Before the results: who is behind here holds up everybody else.
     if C.MASKED or C.TRIAL:
-        stage, phase, turn = skip(w, s, stage, phase, turn, after + given_up, TURNS)
+        stage, phase, turn = skip(w, s, stage, phase, turn, given_up + after)
     if MARKS:
-        # Sums of rows whose results are not finite are no numbers. Weights up to 2^64 times a large value may
-        # be infinite where the result is not; zero times what is hidden may be NaN.
-        sums = sums + gl.convert_layout(row_sums(o * 0.0, C.DV), sums.type.layout)
+        # Sums of rows whose results are not finite are no numbers, if a further pass may do better. Weights
+        # up to 2^64 times a large value may be infinite where the result is not; zero times what is hidden
+        # may be NaN.
+        none = gl.convert_layout(row_sums(o * 0.0, C.DV), sums.type.layout)
+        sums = sums + (none if C.CAREFUL else gl.where(again == 0, none, 0.0))
     total = gl.convert_layout(gl.sum(gl.sum(sums, 2), 1), r_layout)
-    if C.TRIAL and FIXED:
+    if C.TRIAL:
         total = gl.where(given_up > 0, float("inf"), total)
-    broken = finish(w, s, b, h, m0, o, reference, total, broken, FIXED, MARKS)
+    broken = finish(w, s, b, h, m0, o, reference, total, broken, again, MARKS)
     return stage, phase, turn, broken

@@ -8,7 +8,7 @@ sees are selected.
 # pyright: reportInvalidTypeForm=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportOperatorIssue=false, reportIndexIssue=false
 
-from .attend import opened, product, raised, row_sums
+from .attend import multiplied, opened, raised, row_sums
 from .dialect import gl, gluon, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from .finish import finish
 from .machine import keep_pointer, kept_pointer, packed, unpacked
@@ -86,7 +86,7 @@ def attend_carefully(s, done, offset, stage, phase):
         n0 = tile_at(s, base, whole, masked, j) * C.BN
         edges = marks_of(s, m0, n0, table, edges)
         mbarrier.wait(s.k_full.index(stage), phase)
-        scores = warpgroup_mma_wait(0, [product(0, s, q, stage, stage, False)])
+        scores = warpgroup_mma_wait(0, [multiplied(s, q, stage)])
         if not C.JOINED:
             mbarrier.arrive(s.k_empty.index(stage), count=C.GROUPS)
         seen = visible(s, m0, n0, table, edges, s_layout)
@@ -107,5 +107,5 @@ def attend_carefully(s, done, offset, stage, phase):
     mbarrier.arrive(s.q_empty.index(slot), count=1)
     total = gl.convert_layout(gl.sum(gl.sum(sums, 2), 1), r_layout)
     none = gl.full([LINES], 0, gl.int32, r_layout)
-    finish(0, s, b, h, m0, o, reference, total, none, False, False)
+    finish(0, s, b, h, m0, o, reference, total, none, 1, False)
     return stage, phase

@@ -25,11 +25,10 @@ def send(s, buffer, values, at):
 
 
 @gluon.jit
-def finish(
-    w: gl.constexpr, s, b, h, m0, o, reference, total, broken, FIXED: gl.constexpr, MARKS: gl.constexpr
-):  # fmt: skip
-    """Write `out` and `lse` of 64 rows. If a further pass comes, which `MARKS` are for, rows are `broken`
-    whose `total` is not a number or has outgrown a `FIXED` reference; their lse is not a number.
+def finish(w: gl.constexpr, s, b, h, m0, o, reference, total, broken, again, MARKS: gl.constexpr):
+    """Write `out` and `lse` of 64 rows, which come `again` or not. If they may come once more, which `MARKS`
+    are for, rows are `broken` whose `total` is not a number or has outgrown a fixed reference; their lse is
+    not a number.
     """
     C: gl.constexpr = s.C
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.DV, 16])
@@ -37,7 +36,10 @@ def finish(
     dtype: gl.constexpr = s.q_desc.dtype
     rows = m0 + gl.arange(0, LINES, r_layout)
     inside = rows < s.q_length
-    lost = (total < (LARGEST_SUM if FIXED else float("inf"))) == 0
+    if MARKS:
+        lost = (total < (gl.where(again > 0, float("inf"), LARGEST_SUM) if C.FIXED else float("inf"))) == 0
+        if not C.CAREFUL:
+            lost = lost & (again == 0)
     if C.SINK:
         own_sink = gl.load(s.sink + h).to(gl.float32)
         logit = own_sink * unit_of(C)

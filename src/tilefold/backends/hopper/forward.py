@@ -41,31 +41,6 @@ from .program import (
 
 
 @gluon.jit
-def producer(s):
-    """Tells the consumers about each piece of work, and copies its q and its tiles of k and v."""
-    C: gl.constexpr = s.C
-    zero = gl.to_tensor(0)
-    stage, phase, done = produce_all(s, zero, zero, zero, False, False)
-    if C.FIXED or C.CAREFUL:
-        mbarrier.wait(s.ended.index(0), 0)
-        if any_broken(s, 0, 1):
-            stage, phase, done = produce_again(s, stage, phase, done, not C.FIXED)
-            if C.FIXED and C.CAREFUL:
-                mbarrier.wait(s.ended.index(0), 1)
-                if any_broken(s, 1, 1):
-                    produce_again(s, stage, phase, done, True)
-
-
-@gluon.jit
-def produce_again(s, stage, phase, done, ALONE: gl.constexpr):
-    """Those pieces of work that have broken rows; all for the first consumer, if it is `ALONE`."""
-    C: gl.constexpr = s.C
-    put(s.verdict.index(2 * C.GROUPS), how_many_again(s), gl.int32, 1)
-    mbarrier.arrive(s.decided.index(0), count=1)
-    return produce_all(s, stage, phase, done, True, ALONE)
-
-
-@gluon.jit
 def copy_keys(s, b, hk, n0, stage, phase):
     mbarrier.wait(s.k_empty.index(stage), phase ^ 1)
     mbarrier.expect(s.k_full.index(stage), s.k_desc.block_type.nbytes)
@@ -82,8 +57,13 @@ def copy_values(s, b, hk, n0, stage, phase):
 
 
 @gluon.jit
-def produce_all(s, stage, phase, done, AGAIN: gl.constexpr, ALONE: gl.constexpr):
+def producer(s):
+    """Tells the consumers about each piece of work, and copies its q and its tiles of k and v."""
     C: gl.constexpr = s.C
+    GROUPS: gl.constexpr = C.GROUPS
+    PASSES: gl.constexpr = 1 + C.FIXED + C.CAREFUL
+    zero = gl.to_tensor(0)
+    stage, phase, done = zero, zero, zero
     # What a piece of work is, and what to tell of it, is loaded one piece ahead.
     piece = piece_at(s.portion)
     told = words_of(s, 0, piece[3])
@@ -91,47 +71,88 @@ def produce_all(s, stage, phase, done, AGAIN: gl.constexpr, ALONE: gl.constexpr)
         now, words = piece, told
         following = gl.minimum(i + 1, s.items - 1)
         piece = piece_at(s.work + following * 8)
-        if not AGAIN:
-            stage, phase, done, told = produce(
-                s, now, words, following, piece[3], stage, phase, done, 0, C.GROUPS
-            )
-        elif is_broken(s, now[0], now[1], now[5]):
-            words = words_of(s, i, now[3])
-            if ALONE:
-                for w in range(C.GROUPS):
-                    stage, phase, done, _ = produce(
-                        s, now, words, following, piece[3], stage, phase, done, w * LINES, 1
-                    )
-            else:
-                stage, phase, done, _ = produce(
-                    s, now, words, following, piece[3], stage, phase, done, 0, C.GROUPS
-                )
-    return stage, phase, done
+        for w in gl.static_range(GROUPS):
+            tell(s, now, words, stage, phase, done, w, 0)
+        tiles = first_keys(s, now, stage, phase, done)
+        told = words_of(s, following, piece[3])
+        stage, phase = copy_tiles(s, now, tiles, stage, phase)
+        done += 1
+    if PASSES > 1:
+        produce_again(s, stage, phase, done, PASSES)
 
 
 @gluon.jit
-def produce(s, piece, words, following, line, stage, phase, done, offset, GROUPS: gl.constexpr):
-    """A piece of work, for so many consumers, with rows from `offset` on. In the meantime the `words` of the
-    `following` one, which is a `line`, are loaded.
-    """
+def produce_again(s, stage, phase, done, PASSES: gl.constexpr):
+    """In further passes, those that have broken rows; in the last one, all for the first consumer."""
     C: gl.constexpr = s.C
-    KEYS_FIRST: gl.constexpr = not C.HELD and C.SLOTS == 1
+    again = gl.to_tensor(0)
+    while again + 1 < PASSES:
+        again = gl.where(goes_on(s, again), again + 1, PASSES)
+        alone = (again == PASSES - 1) & C.CAREFUL
+        for i in range(gl.where(again < PASSES, s.items, 0)):
+            piece = piece_at(s.work + i * 8)
+            if is_broken(s, piece[0], piece[1], piece[5]):
+                words = words_of(s, i, piece[3])
+                for part in range(gl.where(alone, C.GROUPS, 1)):
+                    for w in range(gl.where(alone, 1, C.GROUPS)):
+                        tell(s, piece, words, stage, phase, done, w, part * LINES)
+                    tiles = first_keys(s, piece, stage, phase, done)
+                    stage, phase = copy_tiles(s, piece, tiles, stage, phase)
+                    done += 1
+
+
+@gluon.jit
+def goes_on(s, before):
+    """Whether there is a further pass, of which the consumers are told."""
+    C: gl.constexpr = s.C
+    mbarrier.wait(s.ended.index(0), before & 1)
+    found = any_broken(s, before, 1)
+    if found:
+        put(s.verdict.index(2 * C.GROUPS), how_many_again(s), gl.int32, 1)
+        mbarrier.arrive(s.decided.index(0), count=1)
+    return found
+
+
+@gluon.jit
+def tell(s, piece, words, stage, phase, done, w, offset):
+    """Tell a consumer of a piece of work, and copy its q: rows from `offset` on."""
+    C: gl.constexpr = s.C
     b, h, hk, _, n0, row = piece
     # The first keys come before q where consumers read its place up to the end of the piece before.
-    if KEYS_FIRST and n0 >= 0:
+    if comes_first(C) and (n0 >= 0) & (w == 0):
         copy_keys(s, b, hk, n0, stage, phase)
     slot, parity = slot_of(done, C)
-    for w in gl.static_range(GROUPS):
-        full = s.q_full.index(slot + w)
-        mbarrier.wait(s.q_empty.index(slot + w), parity ^ 1)
-        mbarrier.expect(full, s.q_desc.block_type.nbytes)
-        copy_in(s.q_desc, [b, h, row + offset + w * LINES, 0], full, s.q_smem.index(slot + w))
-        s.words.index(slot + w).store(words)
-        mbarrier.arrive(full, count=1)
-    base, whole, masked, count = tiles_told(s, slot)
-    if not KEYS_FIRST and n0 >= 0:
+    full = s.q_full.index(slot + w)
+    mbarrier.wait(s.q_empty.index(slot + w), parity ^ 1)
+    mbarrier.expect(full, s.q_desc.block_type.nbytes)
+    copy_in(s.q_desc, [b, h, row + offset + w * LINES, 0], full, s.q_smem.index(slot + w))
+    s.words.index(slot + w).store(words)
+    mbarrier.arrive(full, count=1)
+
+
+@gluon.constexpr_function
+def comes_first(C):
+    """Whether a piece's first tile of keys is copied before its q."""
+    return not C.HELD and C.SLOTS == 1
+
+
+@gluon.jit
+def first_keys(s, piece, stage, phase, done):
+    """Copy them, if that has not been done; the tiles of the piece of work that consumers were told of."""
+    C: gl.constexpr = s.C
+    b, _, hk, _, n0, _ = piece
+    if not comes_first(C) and n0 >= 0:
         copy_keys(s, b, hk, n0, stage, phase)
-    told = words_of(s, following, line)
+    slot, _ = slot_of(done, C)
+    return tiles_told(s, slot)
+
+
+@gluon.jit
+def copy_tiles(s, piece, tiles, stage, phase):
+    """All tiles of a piece of work but the first keys."""
+    C: gl.constexpr = s.C
+    b, _, hk, _, n0, _ = piece
+    base, whole, masked, count = tiles
     # Where a tile of a list lies is loaded one ahead.
     coming = tile_at(s, base, whole, masked, gl.maximum(gl.minimum(1, count - 1), 0))
     for j in range(count):
@@ -141,7 +162,7 @@ def produce(s, piece, words, following, line, stage, phase, done, offset, GROUPS
         coming = tile_at(s, base, whole, masked, gl.minimum(j + 2, count - 1))
         if j + 1 < count:
             copy_keys(s, b, hk, n0, stage, phase)
-    return stage, phase, done + 1, told
+    return stage, phase
 
 
 @gluon.jit
@@ -152,55 +173,55 @@ def consumer(w: gl.constexpr, s):
     none = gl.full([LINES], 0, gl.int32, layout)
     zero = gl.to_tensor(0)
     stage, phase, turn, broken = zero, zero, zero, none
-    MARKS: gl.constexpr = C.FIXED or C.CAREFUL
-    for i in range(s.items):
-        stage, phase, turn, broken = attend(w, s, i, stage, phase, turn, broken, C.FIXED, MARKS, C.TURNS)
-    if MARKS and any_told(w, s, broken, 0):
-        # The same rows are written again.
-        settle()
-        if C.FIXED:
-            count = how_many_told(s, 0)
-            broken = none
-            for i in range(count):
-                stage, phase, turn, broken = attend(
-                    w, s, s.items + i, stage, phase, turn, broken, False, C.CAREFUL, False
-                )
-            settle()
-            if C.CAREFUL and any_told(w, s, broken, 1):
-                consume_carefully(w, s, s.items + count, stage, phase, 1)
-        else:
-            consume_carefully(w, s, s.items, stage, phase, 0)
+    if not (C.FIXED or C.CAREFUL):
+        for i in range(s.items):
+            stage, phase, turn, broken = attend(w, s, i, zero, stage, phase, turn, broken)
+    else:
+        # With the last one, which selects, there is one more.
+        PASSES: gl.constexpr = 1 + C.FIXED
+        done, count, again, going = zero, s.items, zero, zero == 0
+        # (As a loop over a range, Triton 3.6 takes the number of pieces for the same in every pass.)
+        while going:
+            for _ in range(count):
+                stage, phase, turn, broken = attend(w, s, done, again, stage, phase, turn, broken)
+                done += 1
+            count = zero
+            if (again == 0) | C.CAREFUL:
+                count = coming_again(w, s, broken, again)
+                broken = none
+            again += 1
+            going = (count > 0) & (again < PASSES)
+        if C.CAREFUL and count > 0:
+            consume_carefully(w, s, done, count, stage, phase)
     copy_out_wait(0)
 
 
 @gluon.jit
-def consume_carefully(w: gl.constexpr, s, done, stage, phase, BEFORE: gl.constexpr):
+def coming_again(w: gl.constexpr, s, broken, before):
+    """How many pieces of work come again: none unless a consumer of the program has `broken` rows."""
+    C: gl.constexpr = s.C
+    put(s.verdict.index(before * C.GROUPS + w), gl.max(broken, 0), gl.int32, 4)
+    mbarrier.arrive(s.ended.index(0), count=1)
+    mbarrier.wait(s.ended.index(0), before & 1)
+    count = gl.to_tensor(0)
+    if any_broken(s, before, 4):
+        # The same rows are written again.
+        settle()
+        mbarrier.wait(s.decided.index(0), before & 1)
+        count = got(s.verdict.index(2 * C.GROUPS), 4)
+    return count
+
+
+@gluon.jit
+def consume_carefully(w: gl.constexpr, s, done, count, stage, phase):
     """The first consumer does it alone, for the sake of the others' registers."""
     C: gl.constexpr = s.C
     # The others' rows, too: when their own results are there.
     mbarrier.arrive(s.settled.index(0), count=1)
     if w == 0:
         mbarrier.wait(s.settled.index(0), 0)
-        for i in range(how_many_told(s, BEFORE) * C.GROUPS):
+        for i in range(count * C.GROUPS):
             stage, phase = attend_carefully(s, done + i, i % C.GROUPS * LINES, stage, phase)
-
-
-@gluon.jit
-def any_told(w: gl.constexpr, s, broken, BEFORE: gl.constexpr):
-    """Whether a consumer of the program has broken rows: those of this one are `broken`."""
-    C: gl.constexpr = s.C
-    put(s.verdict.index(BEFORE * C.GROUPS + w), gl.max(broken, 0), gl.int32, 4)
-    mbarrier.arrive(s.ended.index(0), count=1)
-    mbarrier.wait(s.ended.index(0), BEFORE)
-    return any_broken(s, BEFORE, 4)
-
-
-@gluon.jit
-def how_many_told(s, BEFORE: gl.constexpr):
-    """Pieces of work that come again."""
-    C: gl.constexpr = s.C
-    mbarrier.wait(s.decided.index(0), BEFORE)
-    return got(s.verdict.index(2 * C.GROUPS), 4)
 
 
 @gluon.jit(

@@ -265,13 +265,13 @@ def told(w: gl.constexpr, s, place):
 
 
 @gluon.jit
-def any_broken(s, BEFORE: gl.constexpr, WARPS: gl.constexpr):
-    """Whether a consumer of this program has found such rows, in the pass with `BEFORE` others before it."""
+def any_broken(s, before, WARPS: gl.constexpr):
+    """Whether a consumer of this program has found such rows, in the pass with so many `before` it."""
     C: gl.constexpr = s.C
     GROUPS: gl.constexpr = C.GROUPS
     found = gl.to_tensor(0)
     for w in gl.static_range(GROUPS):
-        found = gl.maximum(found, got(s.verdict.index(BEFORE * C.GROUPS + w), WARPS))
+        found = gl.maximum(found, got(s.verdict.index(before * C.GROUPS + w), WARPS))
     return found > 0
 
 
