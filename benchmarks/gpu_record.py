@@ -1,9 +1,10 @@
-"""Runs the GPU suite on this machine and writes the GPU record, which CI compares with the kernels.
+"""Runs the GPU suites on this machine and writes their GPU records, which CI compares with the kernels.
 
-    python benchmarks/gpu_record.py                                # pytest -m gpu, then the record
-    python benchmarks/gpu_record.py --workers 8 --limit 3000       # pytest-xdist; stopped after 50 minutes
-    python benchmarks/gpu_record.py --output /tmp/x.json -- -x -k causal
-    python benchmarks/gpu_record.py --check                        # only say how the record stands
+    python benchmarks/gpu_record.py                                # pytest -m gpu, suite by suite
+    python benchmarks/gpu_record.py --suite hopper --workers 8     # one of them, with pytest-xdist
+    python benchmarks/gpu_record.py --limit 3000                   # each is stopped after 50 minutes
+    python benchmarks/gpu_record.py --suite triton --output /tmp/x.json -- -x -k causal
+    python benchmarks/gpu_record.py --check                        # only say how the records stand
 
 Needs a CUDA device. Exits with pytest's status. A run that is interrupted, stopped at its limit, or crashes
 is recorded as incomplete; one in which no test ran is not recorded.
@@ -232,21 +233,22 @@ def record_run(
     workers: int = 1,
     limit: float | None = None,
     grace: float = GRACE,
+    suite: record.Suite = record.TRITON,
 ) -> int:
-    """Run the suite of the repository in `folder`, write its record to `output`, return the exit status.
+    """Run a suite of the repository in `folder`, write its record to `output`, return the exit status.
 
     Args:
         about: `device`, `devices`, `machine` and `versions` of the record.
         workers: processes of pytest-xdist, if it is installed.
     """
     package, today = folder / "src" / "tilefold", datetime.date.today().isoformat()
-    before = record.digest(package)
-    run = run_suite(folder, [*spread(workers), *arguments], limit, grace)
+    before = record.digest(package, suite)
+    run = run_suite(folder, [*suite.tests, *spread(workers), *arguments], limit, grace)
     status = run.status if run.status >= 0 else 128 - run.status
     if not {"passed", "failed"} & set(run.outcomes.values()):
         print(f"No test ran ({len(run.outcomes)} skipped): no record is written.", file=sys.stderr)
         return status or NO_TEST_RAN
-    if record.digest(package) != before:
+    if record.digest(package, suite) != before:
         print("The kernels were changed while their tests ran: no record is written.", file=sys.stderr)
         return status or 1
     written = record.Record(
@@ -263,8 +265,8 @@ def record_run(
         **about,
     )
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(written.text(), encoding="utf-8")
-    print(f"{output}: {record.judge(written, before).sentence}")
+    output.write_text(written.text(suite.kernels), encoding="utf-8")
+    print(f"{output}: {record.judge(written, before, suite.kernels).sentence}")
     return status
 
 
@@ -325,7 +327,10 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument("--workers", type=int, default=1, help="processes, if pytest-xdist is installed")
     parser.add_argument("--limit", type=float, help="stop pytest after so many seconds")
-    parser.add_argument("--output", type=Path, default=ROOT / record.PLACE, help="where to write the record")
+    parser.add_argument(
+        "--suite", choices=list(record.SUITES), action="append", help="only this one (may be repeated)"
+    )
+    parser.add_argument("--output", type=Path, help="where to write the record of the one suite")
     parser.add_argument(
         "--check", action="store_true", help="run nothing; say how the record stands, status 1 if not well"
     )
@@ -334,14 +339,22 @@ def main(words: Sequence[str]) -> int:
         parser.error(f"--workers: expected at least 1, got {options.workers}")
     if options.limit is not None and options.limit <= 0:
         parser.error(f"--limit: expected more than 0 seconds, got {options.limit}")
+    suites = [record.SUITES[name] for name in options.suite or record.SUITES]
+    if options.output is not None and len(suites) != 1:
+        parser.error("--output: expected one --suite beside it")
     if options.check:
-        state = record.state(ROOT / "src" / "tilefold")
-        print(f"{state.sentence}.")
-        return 0 if state.ok else 1
+        states = [record.state(ROOT / "src" / "tilefold", suite) for suite in suites]
+        print(*(f"{state.sentence}." for state in states), sep="\n")
+        return 0 if all(state.ok for state in states) else 1
     if (reason := refusal()) is not None:
         print(reason, file=sys.stderr)
         return 1
-    return record_run(this_machine(), options.output, ROOT, words[cut + 1 :], options.workers, options.limit)
+    about, status = this_machine(), 0
+    for suite in suites:
+        output = options.output or ROOT / suite.place
+        run = record_run(about, output, ROOT, words[cut + 1 :], options.workers, options.limit, suite=suite)
+        status = status or run
+    return status
 
 
 if __name__ == "__main__":

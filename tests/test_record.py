@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from tilefold.testing import record
-from tilefold.testing.record import Record, State
+from tilefold.testing.record import HOPPER, TRITON, Record, State
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "tilefold"
@@ -97,7 +97,7 @@ def script() -> ModuleType:
 def copy(tmp_path: Path) -> Path:
     """The package in a repository of its own, sources of the digest only."""
     folder = tmp_path / "repository" / "src" / "tilefold"
-    for pattern in record.SOURCES:
+    for pattern in HOPPER.sources:
         for path in PACKAGE.glob(pattern):
             target = folder / path.relative_to(PACKAGE)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -146,6 +146,15 @@ def test_a_digest_changes_with_every_source(copy: Path, name: str) -> None:
         assert record.digest(copy) != before
 
 
+@pytest.mark.parametrize("name", ["backends/hopper/forward.py", "planning/tables/hopper/sm90.json"])
+def test_the_hopper_kernels_have_a_digest_of_their_own(copy: Path, name: str) -> None:
+    both = record.digest(copy), record.digest(copy, HOPPER)
+    (copy / name).write_text("changed")
+    assert (record.digest(copy) == both[0], record.digest(copy, HOPPER) == both[1]) == (True, False)
+    (copy / "backends" / "triton" / "forward.py").write_text("changed")
+    assert record.digest(copy) != both[0]
+
+
 def test_a_digest_sees_new_files_and_text_that_moves_between_files(copy: Path) -> None:
     folder = copy / "backends" / "triton"
     before = record.digest(copy)
@@ -177,7 +186,7 @@ def test_a_digest_of_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def write(repository: Path, text: str) -> None:
-    path = repository / record.PLACE
+    path = repository / TRITON.place
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
@@ -188,69 +197,73 @@ def test_a_record_is_read_as_it_was_written(repository: Path) -> None:
     )
     for one in (RECORD, full):
         write(repository, one.text())
-        assert record.read(repository / record.PLACE) == one
+        assert record.read(repository / TRITON.place) == one
 
 
 @pytest.mark.parametrize(
     "change, kind, sentence",
     [
-        ({}, "matches", "the GPU record matches the kernels (1234 passed on NVIDIA H200, 2026-11-30)"),
+        ({}, "matches", "the GPU record matches the Triton kernels (1234 passed on NVIDIA H200, 2026-11-30)"),
         (
             {"skipped": 3, "arguments": ("-qv", "-rs", "--durations=9")},
             "matches",
-            "the GPU record matches the kernels (1234 passed, 3 skipped on NVIDIA H200, 2026-11-30)",
+            "the GPU record matches the Triton kernels (1234 passed, 3 skipped on NVIDIA H200, 2026-11-30)",
         ),
         (
             {"digest": "d0", "failed": 1, "failures": ("a",), "complete": False},
             "changed",
-            "the kernels have changed since the GPU record of 2026-11-30: "
+            "the Triton kernels have changed since their GPU record of 2026-11-30: "
             "run `make gpu-record` on a machine with a GPU",
         ),
         (
             {"failed": 2, "failures": ("t.py::a", "t.py::b")},
             "failures",
-            "the GPU record has failures: 2 of 1236 failed on NVIDIA H200, 2026-11-30: t.py::a, t.py::b",
+            "the GPU record of the Triton kernels has failures: 2 of 1236 failed "
+            "on NVIDIA H200, 2026-11-30: t.py::a, t.py::b",
         ),
         (
             {"failed": 5, "failures": tuple("abcde"), "complete": False},
             "failures",
-            "the GPU record has failures: 5 of 1239 failed on NVIDIA H200, 2026-11-30, "
+            "the GPU record of the Triton kernels has failures: 5 of 1239 failed on NVIDIA H200, 2026-11-30, "
             "before the run was stopped: a, b, c and 2 more",
         ),
         (
             {"complete": False, "unfinished": ("t.py::slow",), "arguments": ("-k", "x")},
             "incomplete",
-            "the GPU record is incomplete: the run was stopped in t.py::slow "
+            "the GPU record of the Triton kernels is incomplete: the run was stopped in t.py::slow "
             "(1234 passed on NVIDIA H200, 2026-11-30): run `make gpu-record` again",
         ),
         (
             {"complete": False},
             "incomplete",
-            "the GPU record is incomplete: the run was stopped "
+            "the GPU record of the Triton kernels is incomplete: the run was stopped "
             "(1234 passed on NVIDIA H200, 2026-11-30): run `make gpu-record` again",
         ),
         (
             {"arguments": ("-q", "-k", "causal or full")},
             "part",
-            "the GPU record may cover only a part of the suite: pytest ran with `-q -k 'causal or full'` "
+            "the GPU record of the Triton kernels may cover only a part of the "
+            "suite: pytest ran with `-q -k 'causal or full'` "
             "(1234 passed on NVIDIA H200, 2026-11-30)",
         ),
         (
             {"arguments": ("-xkcausal",)},
             "part",
-            "the GPU record may cover only a part of the suite: pytest ran with `-xkcausal` "
+            "the GPU record of the Triton kernels may cover only a part of the "
+            "suite: pytest ran with `-xkcausal` "
             "(1234 passed on NVIDIA H200, 2026-11-30)",
         ),
     ],
 )
 def test_sentences_about_a_record(change: dict[str, object], kind: str, sentence: str) -> None:
-    state = record.judge(dataclasses.replace(RECORD, **change), "d1")
+    state = record.judge(dataclasses.replace(RECORD, **change), "d1", "Triton kernels")
     assert (state.kind, state.sentence, state.ok) == (kind, sentence, kind == "matches")
 
 
 def test_the_state_of_a_checkout(copy: Path, repository: Path) -> None:
     assert record.state(copy) == State(
-        "absent", "there is no GPU record: run `make gpu-record` on a machine with a GPU"
+        "absent",
+        "there is no GPU record of the Triton kernels: run `make gpu-record` on a machine with a GPU",
     )
     write(repository, dataclasses.replace(RECORD, digest=record.digest(copy)).text())
     assert record.state(copy).kind == "matches"
@@ -262,7 +275,8 @@ def test_an_installed_package_says_where_the_record_lies(copy: Path, repository:
     installed = shutil.copytree(copy, repository / "site-packages" / "tilefold")
     assert record.state(installed) == State(
         "absent",
-        "there is no GPU record: it lies in the repository (benchmarks/results/gpu_conformance.json), "
+        "there is no GPU record of the Triton kernels: it lies in the "
+        "repository (benchmarks/results/gpu_conformance.json), "
         "not in the installed package",
     )
 
@@ -288,12 +302,15 @@ def test_what_is_no_record_is_said(copy: Path, repository: Path, text: str, reas
     write(repository, text)
     state = record.state(copy)
     assert state.kind == "unreadable"
-    assert state.sentence.startswith(f"the GPU record ({record.PLACE}) cannot be read: {reason}")
+    assert state.sentence.startswith(
+        f"the GPU record of the Triton kernels ({TRITON.place}) cannot be read: {reason}"
+    )
 
 
-def test_the_state_of_this_package_is_a_sentence() -> None:
+@pytest.mark.parametrize("suite", record.SUITES.values(), ids=lambda suite: suite.name)
+def test_the_state_of_this_package_is_a_sentence(suite: record.Suite) -> None:
     assert record.package() == PACKAGE.resolve() or record.checkout(record.package()) is None
-    assert "GPU record" in record.state().sentence
+    assert f"the {suite.kernels}" in record.state(suite=suite).sentence
 
 
 # The run.
@@ -328,7 +345,7 @@ def test_a_file_that_cannot_be_collected_fails(script: ModuleType, repository: P
 
 def test_a_run_is_recorded(script: ModuleType, repository: Path) -> None:
     suite(repository, test_a="def test_one(): pass\ndef test_two(): pass")
-    output = repository / record.PLACE
+    output = repository / TRITON.place
     assert script.record_run(ABOUT, output, repository) == 0
     written, folder = record.read(output), repository / "src" / "tilefold"
     assert (written.passed, written.failed, written.skipped, written.complete) == (2, 0, 0, True)
@@ -343,7 +360,7 @@ def test_a_run_is_recorded(script: ModuleType, repository: Path) -> None:
 
 def test_arguments_reach_pytest_and_the_record(script: ModuleType, repository: Path) -> None:
     suite(repository, test_mixed=MIXED)
-    output = repository / record.PLACE
+    output = repository / TRITON.place
     assert script.record_run(ABOUT, output, repository, ["-k", "bad or left_out"]) == 1
     written = record.read(output)
     assert (written.passed, written.failed, written.skipped) == (0, 1, 1)
@@ -407,7 +424,7 @@ def test_a_run_at_its_limit_is_recorded_as_incomplete(
     script: ModuleType, repository: Path, prelude: str, grace: float, status: int
 ) -> None:
     suite(repository, test_a=WAITING.format(prelude=prelude))
-    output = repository / record.PLACE
+    output = repository / TRITON.place
     begun = time.monotonic()
     # A limit that ends before the second test is reached would record nothing: the next one is longer.
     for limit in (4.0, 30.0, 120.0):
@@ -428,7 +445,7 @@ def test_an_interrupted_run_is_recorded_as_incomplete(repository: Path, number: 
     suite(repository, test_a=WAITING.format(prelude="pass"))
     code = (
         "import sys; from pathlib import Path; import gpu_record; "
-        f"sys.exit(gpu_record.record_run({ABOUT!r}, Path({record.PLACE!r}), Path.cwd()))"
+        f"sys.exit(gpu_record.record_run({ABOUT!r}, Path({TRITON.place!r}), Path.cwd()))"
     )
     paths = [str(SCRIPT.parent), str(PACKAGE.parent)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -438,7 +455,7 @@ def test_an_interrupted_run_is_recorded_as_incomplete(repository: Path, number: 
             time.sleep(0.05)
         process.send_signal(number)
         assert process.wait(120) == 2
-    written = record.read(repository / record.PLACE)
+    written = record.read(repository / TRITON.place)
     assert (written.passed, written.complete) == (1, False)
     assert written.unfinished == ("suite/test_a.py::test_b",)
 
@@ -458,26 +475,30 @@ def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 def test_without_a_gpu_one_sentence_refuses(tmp_path: Path) -> None:
     output = tmp_path / "record.json"
-    run = command("--output", str(output), CUDA_VISIBLE_DEVICES="")
+    run = command("--suite", "hopper", "--output", str(output), CUDA_VISIBLE_DEVICES="")
     assert run.returncode == 1
     assert run.stderr == "The GPU suite needs a CUDA device, and this PyTorch sees none.\n"
     assert (run.stdout, output.exists()) == ("", False)
 
 
-def test_the_interpreter_of_triton_is_refused(tmp_path: Path) -> None:
-    run = command("--output", str(tmp_path / "record.json"), TRITON_INTERPRET="1")
+def test_the_interpreter_of_triton_is_refused() -> None:
+    run = command(TRITON_INTERPRET="1")
     assert run.returncode == 1
     assert run.stderr.startswith("TRITON_INTERPRET is set: ")
     assert run.stderr.count("\n") == 1
 
 
-def test_check_says_how_the_record_of_the_checkout_stands() -> None:
-    run = command("--check")
-    state = record.state(PACKAGE)
-    assert (run.stdout, run.returncode) == (f"{state.sentence}.\n", 0 if state.ok else 1)
+def test_check_says_how_the_records_of_the_checkout_stand() -> None:
+    states = [record.state(PACKAGE, suite) for suite in (TRITON, HOPPER)]
+    for words, chosen in (((), states), (("--suite", "triton"), states[:1])):
+        run = command("--check", *words)
+        assert run.stdout == "".join(f"{state.sentence}.\n" for state in chosen)
+        assert run.returncode == (0 if all(state.ok for state in chosen) else 1)
 
 
-@pytest.mark.parametrize("words", [("--workers", "0"), ("--limit", "-1"), ("-k", "causal")])
+@pytest.mark.parametrize(
+    "words", [("--workers", "0"), ("--limit", "-1"), ("-k", "causal"), ("--suite", "x"), ("--output", "x")]
+)
 def test_wrong_options_are_refused(words: tuple[str, str]) -> None:
     run = command(*words)
     assert run.returncode == 2

@@ -14,7 +14,7 @@ from .checks import FLOATS, Arguments, check
 from .cost.steps import Bias
 from .errors import ArgumentError, ArgumentTypeError, DtypeError, ShapeError
 from .masks import Mask
-from .problem import Problem
+from .problem import Problem, is_aligned
 from .scores import OPTIONS, Scores
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _explained(
     where = device.type if machine is None else hardware.device
     problem = Problem(
         B, Hq, Hk, Lq, Lk, D, v.shape[3], q.dtype, where, options=used, deterministic=call.deterministic,
-        backend=call.backend,
+        backend=call.backend, aligned=all(map(is_aligned, (q, k, v))),
     )  # fmt: skip
     if asked is not None:
         problem = dataclasses.replace(problem, positions=asked.positions)

@@ -62,6 +62,7 @@ class Problem:
         options: names of the score options in use (`Scores.flags`).
         deterministic: whether bit-stable gradients are demanded.
         backend: name of the backend asked for, or None.
+        aligned: whether q, k and v have dense rows that begin at multiples of 16 bytes, see `is_aligned`.
     """
 
     batch: int
@@ -77,6 +78,7 @@ class Problem:
     options: tuple[str, ...] = ()
     deterministic: bool = False
     backend: str | None = None
+    aligned: bool = True
 
     @property
     def group(self) -> int:
@@ -92,6 +94,15 @@ class Problem:
     def is_empty(self) -> bool:
         """Whether there is no row at all, or no key for any row."""
         return 0 in (self.batch, self.q_heads, self.q_length, self.k_length)
+
+
+def is_aligned(x: Tensor) -> bool:
+    """Whether the columns of `x [B, H, L, D]` lie next to each other, and rows, heads and batch elements are
+    a multiple of 16 bytes apart: what the copy engines of GPUs take as it is.
+    """
+    batch, head, row, last = x.stride()
+    unit = max(16 // x.element_size(), 1)
+    return last == 1 and batch % unit == head % unit == row % unit == 0
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

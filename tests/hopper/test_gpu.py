@@ -33,6 +33,11 @@ def context() -> None:
     torch.ones(1, device="cuda", requires_grad=True).mul(2.0).sum().backward()
 
 
+def test_the_memory_checker_finds_nothing(check_memory: Callable[..., None]) -> None:
+    """First of all: nothing takes longer."""
+    check_memory(Path(__file__).parent / "every_kind.py")
+
+
 @pytest.mark.parametrize("law, case", conformance.parameters(), ids=conformance.identify)
 def test_hopper_obeys(law: Law, case: Case) -> None:
     conformance.run(law, case, "hopper", "cuda")
@@ -131,7 +136,3 @@ def test_it_runs_in_a_graph(kind: str) -> None:
         x[0].mul_(scale)
         graph.replay()
         torch.testing.assert_close(out, attention(*x, mask=mask, backend="hopper"), atol=0, rtol=0)
-
-
-def test_the_memory_checker_finds_nothing(check_memory: Callable[..., None]) -> None:
-    check_memory(Path(__file__).parent / "every_kind.py")

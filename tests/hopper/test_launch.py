@@ -2,16 +2,18 @@
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
-from tilefold import attention, masks
+from tilefold import attention, explain, masks
 from tilefold.errors import BackendError
 from tilefold.masks.band import Band
 from tilefold.planning import tuned
 from tilefold.planning.backend import Work
-from tilefold.problem import Problem
+from tilefold.problem import Problem, is_aligned
 from tilefold.scores import Scores
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -321,7 +323,6 @@ def test_a_plain_score_goes_into_the_exponent(scores: Scores, plain: bool) -> No
             "room for 65535 query heads, not",
         ),
         ({"k_length": 0}, "no empty tensor"),
-        ({"backend": None}, "when they are asked for by name"),
         ({"device": "cpu"}, "the tensors are on cpu"),
     ],
 )
@@ -330,6 +331,42 @@ def test_what_the_kernel_does_not_have_is_declined(change: dict[str, object], re
         assert backend.why_not(ASKED, BANDS[0]) == []
         (found,) = backend.why_not(dataclasses.replace(ASKED, **change), BANDS[0])
     assert reason in found
+
+
+def test_calls_that_ask_for_nobody_go_where_they_are_fast() -> None:
+    bits = masks.lower(
+        *masks.random_blocks(0.3, block=64).build(1, 2, 256, 256, "cpu").spec(), 1, 2, 256, 256, "cpu"
+    )
+    unasked = dataclasses.replace(ASKED, backend=None)
+    with tuned.assuming("sm90"):
+        assert backend.why_not(unasked, BANDS[0]) == []
+        for problem, form, reason in (
+            (dataclasses.replace(unasked, aligned=False), BANDS[0], "multiples of 16 bytes"),
+            (unasked, bits, "faster with masks of blocks"),
+        ):
+            (found,) = backend.why_not(problem, form)
+            assert reason in found
+            assert backend.why_not(dataclasses.replace(problem, backend="hopper"), form) == []
+
+
+@pytest.mark.parametrize(
+    "change, aligned",
+    [
+        (lambda x: x, True),
+        (lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), True),
+        (lambda x: x[..., :40], True),
+        (lambda x: x[:, :, ::3], True),
+        (lambda x: x[..., :41].contiguous(), False),
+        (lambda x: x.mT.contiguous().mT, False),
+        (lambda x: x.expand(3, 2, 16, 64), True),
+    ],
+)
+def test_what_lies_as_tma_takes_it_is_told(change: Callable[[Tensor], Tensor], aligned: bool) -> None:
+    x = change(torch.zeros(1, 2, 16, 64, dtype=torch.bfloat16))
+    assert is_aligned(x) == aligned
+    found = explain(x, x, x, machine="H200")
+    assert found.backend == ("hopper" if aligned else "triton")
+    assert aligned or "multiples of 16 bytes" in str(found)
 
 
 def test_all_reasons_are_given_at_once() -> None:

@@ -87,4 +87,4 @@ def test_masks_cost_what_they_show() -> None:
 
 def test_what_it_declines_is_said() -> None:
     problem = Problem(1, 8, 8, 512, 512, 64, 64, torch.float32, "cuda")
-    assert "its kernels are new" in str(explain(problem, machine="H200"))
+    assert "take bfloat16 and float16" in str(explain(problem, machine="H200"))

@@ -19,12 +19,15 @@ def command(json: Annotated[bool, typer.Option("--json", help="Print it as JSON.
     """Versions, devices, and what each backend can run on them."""
     from tilefold.testing import record
 
-    devices, state = _devices(), record.state()
+    devices = _devices()
+    records = {name: record.state(suite=suite) for name, suite in record.SUITES.items()}
     found = {
         "versions": _versions(),
         "devices": devices,
         "backends": _backends(devices),
-        "gpu_record": {"kind": state.kind, "sentence": state.sentence},
+        "gpu_records": {
+            name: {"kind": state.kind, "sentence": state.sentence} for name, state in records.items()
+        },
         "cache": _cache(),
     }
     if json:
@@ -34,7 +37,7 @@ def command(json: Annotated[bool, typer.Option("--json", help="Print it as JSON.
     for title, table in (
         ("Versions", _listed((name, value or "not installed") for name, value in found["versions"].items())),
         ("Devices", _listed((device["kind"], _described(device)) for device in devices)),
-        ("GPU record", _listed([(state.kind, state.sentence)])),
+        ("GPU records", _listed([(state.kind, state.sentence) for state in records.values()])),
         ("Cache", _listed([(found["cache"]["folder"], ", ".join(found["cache"]["files"]) or "empty")])),
     ):
         console.print(Text(title, style="bold"))

@@ -13,7 +13,7 @@ from tilefold.planning import tuned
 from tilefold.planning.backend import KNOWN_BACKENDS, Backend, Work
 from tilefold.planning.choose import choose
 from tilefold.planning.plan import Plan
-from tilefold.problem import Positions, Problem
+from tilefold.problem import Positions, Problem, is_aligned
 from tilefold.scores import Scores
 
 _MODULES = {name: f"tilefold.backends.{name}" for name in KNOWN_BACKENDS}
@@ -88,7 +88,8 @@ def _prepare(args: tuple[Any, ...]) -> tuple[Backend, Problem, Any]:
     """
     q, k, v, bias, sink, slopes, _, mask_tensors, _, mask, _, softcap, dropout_p, options = args
     used = (bias is not None, sink is not None, slopes is not None, softcap is not None, dropout_p > 0.0)
-    key = (mask, options, q.shape, k.shape, v.shape, q.dtype, q.device, used)
+    strides = (q.stride(), k.stride(), v.stride())
+    key = (mask, options, q.shape, k.shape, v.shape, strides, q.dtype, q.device, used)
     if not mask_tensors:
         found = _prepared.get(key)
         if found is not None:
@@ -98,7 +99,7 @@ def _prepare(args: tuple[Any, ...]) -> tuple[Backend, Problem, Any]:
     (batch, q_heads, q_length, head_dim), (k_heads, k_length) = q.shape, k.shape[1:3]
     problem = Problem(
         batch, q_heads, k_heads, q_length, k_length, head_dim, v.shape[3], q.dtype, q.device.type,
-        positions, scores.flags, deterministic, backend,
+        positions, scores.flags, deterministic, backend, all(map(is_aligned, (q, k, v))),
     )  # fmt: skip
     form = masks.lower(
         mask, tuple(mask_tensors), batch, q_heads, q_length, k_length, q.device, validate=validate

@@ -1,7 +1,7 @@
-"""The GPU record: which kernels the GPU suite has last been run on, where, and what came out.
+"""The GPU records: which kernels the GPU suites have last been run on, where, and what came out.
 
-Continuous integration has no GPU. `make gpu-record` runs the GPU suite on a machine that has one and leaves a
-`Record` in the repository; its digest says whether the kernels are still those that were tested.
+Continuous integration has no GPU. `make gpu-record` runs the GPU suites on a machine that has one and leaves
+a `Record` of each in the repository; its digest says whether the kernels are still those that were tested.
 """
 
 from __future__ import annotations
@@ -15,11 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-#: What decides the numbers of a GPU kernel that calls take unasked, below the package. The Hopper kernels
-#: come in when they do.
-SOURCES = ("backends/triton/*.py", "planning/tables/*.json", "masks/*.py", "philox.py")
-#: Where the record lies, below the root of the repository. It is no part of the package.
-PLACE = "benchmarks/results/gpu_conformance.json"
 COMMAND = "`make gpu-record`"
 #: Arguments of pytest that do not choose tests.
 HARMLESS = re.compile(r"-[qvsx]+|-r\w+|--(tb|durations|color|maxfail)=.*")
@@ -39,8 +34,45 @@ Kind = Literal["matches", "changed", "failures", "incomplete", "part", "absent",
 
 
 @dataclass(frozen=True)
+class Suite:
+    """Tests of one backend's kernels on a GPU.
+
+    Attributes:
+        name: that of the backend.
+        kernels: what sentences call them.
+        tests: arguments of pytest that choose the suite, beside the marker.
+        sources: patterns of what decides the kernels' numbers, below the package.
+        place: where the record lies, below the root of the repository. It is no part of the package.
+    """
+
+    name: str
+    kernels: str
+    tests: tuple[str, ...]
+    sources: tuple[str, ...]
+    place: str
+
+
+TRITON = Suite(
+    "triton",
+    "Triton kernels",
+    ("--ignore=tests/hopper",),
+    ("backends/triton/*.py", "planning/tables/*.json", "masks/*.py", "philox.py"),
+    "benchmarks/results/gpu_conformance.json",
+)
+#: Lists of tiles and gradients are those of the Triton backend.
+HOPPER = Suite(
+    "hopper",
+    "Hopper kernels",
+    ("tests/hopper",),
+    (*TRITON.sources, "backends/hopper/*.py", "planning/tables/hopper/*.json"),
+    "benchmarks/results/gpu_conformance_hopper.json",
+)
+SUITES = {suite.name: suite for suite in (TRITON, HOPPER)}
+
+
+@dataclass(frozen=True)
 class Record:
-    """One run of the GPU suite.
+    """One run of a GPU suite.
 
     Attributes:
         digest: of the sources that were tested, see `digest`.
@@ -72,7 +104,7 @@ class Record:
     date: str
     seconds: float
 
-    def text(self) -> str:
+    def text(self, kernels: str = "GPU kernels") -> str:
         """As the file holds it: JSON, with the title and the rows that every results file has."""
         rows = [
             {"case": "tests that passed", "measured": self.passed},
@@ -81,7 +113,7 @@ class Record:
         ]
         if not self.complete:
             rows.append({"case": "the run", "measured": "stopped before its end"})
-        document = {"title": "The tests of the GPU kernels", **dataclasses.asdict(self), "rows": rows}
+        document = {"title": f"The tests of the {kernels}", **dataclasses.asdict(self), "rows": rows}
         return json.dumps(document, indent=1) + "\n"
 
 
@@ -114,21 +146,22 @@ def checkout(folder: Path) -> Path | None:
     return root if folder == root / "src" / folder.name and (root / "pyproject.toml").is_file() else None
 
 
-def digest(folder: Path | None = None) -> str:
-    """SHA-256 over the names and contents of the sources of the GPU kernels, in the order of their names.
+def digest(folder: Path | None = None, suite: Suite = TRITON) -> str:
+    """SHA-256 over the names and contents of the sources of a suite's kernels, in the order of their names.
 
     Names are relative to the package and line ends do not count, so a checkout and an installation of the
     same version agree.
 
     Args:
         folder: of the package; default the one that is running.
+        suite: which kernels.
 
     Raises:
-        FileNotFoundError: a pattern of `SOURCES` finds nothing there.
+        FileNotFoundError: a pattern of the suite's sources finds nothing there.
     """
     folder = folder or package()
     sources: dict[str, Path] = {}
-    for pattern in SOURCES:
+    for pattern in suite.sources:
         found = {path.relative_to(folder).as_posix(): path for path in folder.glob(pattern)}
         if not found:
             raise FileNotFoundError(f"no file of {folder} matches {pattern}")
@@ -161,8 +194,8 @@ def read(path: Path) -> Record:
     return Record(**values)
 
 
-def state(folder: Path | None = None) -> State:
-    """What the record in the repository says about the kernels in `folder`.
+def state(folder: Path | None = None, suite: Suite = TRITON) -> State:
+    """What the record in the repository says about a suite's kernels in `folder`.
 
     Kinds, in the order in which they are looked for: "absent" (there is no record, or no repository around
     the package), "unreadable", "changed" (the kernels are not those that were tested), "failures",
@@ -170,53 +203,61 @@ def state(folder: Path | None = None) -> State:
 
     Args:
         folder: of the package; default the one that is running.
+        suite: which kernels.
     """
     folder = folder or package()
     root = checkout(folder)
     if root is None:
         return State(
             "absent",
-            f"there is no GPU record: it lies in the repository ({PLACE}), not in the installed package",
+            f"there is no GPU record of the {suite.kernels}: it lies in the repository ({suite.place}), "
+            "not in the installed package",
         )
     try:
-        record = read(root / PLACE)
+        record = read(root / suite.place)
     except FileNotFoundError:
-        return State("absent", f"there is no GPU record: run {COMMAND} on a machine with a GPU")
+        return State(
+            "absent",
+            f"there is no GPU record of the {suite.kernels}: run {COMMAND} on a machine with a GPU",
+        )
     except ValueError as error:
-        return State("unreadable", f"the GPU record ({PLACE}) cannot be read: {error}")
-    return judge(record, digest(folder))
+        return State(
+            "unreadable", f"the GPU record of the {suite.kernels} ({suite.place}) cannot be read: {error}"
+        )
+    return judge(record, digest(folder, suite), suite.kernels)
 
 
-def judge(record: Record, current: str) -> State:
-    """The state of a record beside the digest of the kernels there are."""
+def judge(record: Record, current: str, kernels: str) -> State:
+    """The state of a record beside the digest of the `kernels` there are."""
     where, done = f"on {record.device}, {record.date}", record.passed + record.failed
     if record.digest != current:
         return State(
             "changed",
-            f"the kernels have changed since the GPU record of {record.date}: "
+            f"the {kernels} have changed since their GPU record of {record.date}: "
             f"run {COMMAND} on a machine with a GPU",
         )
     if record.failed:
         stopped = "" if record.complete else ", before the run was stopped"
         return State(
             "failures",
-            f"the GPU record has failures: {record.failed} of {done} failed {where}{stopped}: "
+            f"the GPU record of the {kernels} has failures: {record.failed} of "
+            f"{done} failed {where}{stopped}: "
             f"{_listed(record.failures)}",
         )
     if not record.complete:
         running = f" in {_listed(record.unfinished)}" if record.unfinished else ""
         return State(
             "incomplete",
-            f"the GPU record is incomplete: the run was stopped{running} "
+            f"the GPU record of the {kernels} is incomplete: the run was stopped{running} "
             f"({_passed(record)} {where}): run {COMMAND} again",
         )
     if not all(HARMLESS.fullmatch(argument) for argument in record.arguments):
         return State(
             "part",
-            f"the GPU record may cover only a part of the suite: pytest ran with "
+            f"the GPU record of the {kernels} may cover only a part of the suite: pytest ran with "
             f"`{shlex.join(record.arguments)}` ({_passed(record)} {where})",
         )
-    return State("matches", f"the GPU record matches the kernels ({_passed(record)} {where})")
+    return State("matches", f"the GPU record matches the {kernels} ({_passed(record)} {where})")
 
 
 def _passed(record: Record) -> str:

@@ -43,6 +43,19 @@ def _architecture() -> str | None:
     return tuned.architecture("cuda")
 
 
+def _better_elsewhere(problem: Problem, form: Any) -> list[str]:
+    """Why a call that names no backend runs faster in the Triton kernels."""
+    reasons = []
+    if not problem.aligned:
+        reasons.append(
+            "it copies by TMA, which takes dense rows at multiples of 16 bytes: q, k or v lie otherwise, and "
+            'would first be copied (backend="hopper" does that)'
+        )
+    if form.kind == "bits":
+        reasons.append('the Triton kernels are faster with masks of blocks (backend="hopper" runs them, too)')
+    return reasons
+
+
 class HopperBackend:
     """The forward pass on Hopper."""
 
@@ -54,8 +67,6 @@ class HopperBackend:
         refusal = _refusal(problem.device)
         if refusal is not None:
             return [refusal]
-        if problem.backend != self.name:
-            return ["its kernels are new and run when they are asked for by name"]
         reasons = list(triton.backend.why_not(problem, form))
         if problem.dtype not in (torch.bfloat16, torch.float16):
             name = str(problem.dtype).removeprefix("torch.")
@@ -69,6 +80,8 @@ class HopperBackend:
             reasons.append(f"its tables have room for {MOST_HEADS} query heads, not {problem.q_heads}")
         if problem.is_empty:
             reasons.append("it copies by TMA, which takes no empty tensor")
+        if problem.backend is None:
+            reasons += _better_elsewhere(problem, form)
         return reasons
 
     def forward(self, work: Work) -> tuple[Tensor, Tensor]:
