@@ -103,7 +103,7 @@ def _explained(
         backend=call.backend, aligned=all(map(is_aligned, (q, k, v))),
     )  # fmt: skip
     if asked is not None:
-        problem = dataclasses.replace(problem, positions=asked.positions)
+        problem = dataclasses.replace(problem, positions=asked.positions, aligned=asked.aligned)
     mask = masks.full() if call.mask is None else call.mask
     lies = q.device if not q.is_meta else mask._device(None)
     if mask.needs_build:

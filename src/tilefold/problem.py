@@ -97,12 +97,13 @@ class Problem:
 
 
 def is_aligned(x: Tensor) -> bool:
-    """Whether the columns of `x [B, H, L, D]` lie next to each other, and rows, heads and batch elements are
-    a multiple of 16 bytes apart: what the copy engines of GPUs take as it is.
+    """Whether the columns of `x [B, H, L, D]` lie next to each other, rows, heads and batch elements are a
+    multiple of 16 bytes apart, and so is the first one from the beginning of its memory: what the copy
+    engines of GPUs take as it is.
     """
     batch, head, row, last = x.stride()
     unit = max(16 // x.element_size(), 1)
-    return last == 1 and batch % unit == head % unit == row % unit == 0
+    return last == 1 and batch % unit == head % unit == row % unit == x.storage_offset() % unit == 0
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -64,7 +64,13 @@ HOPPER = Suite(
     "hopper",
     "Hopper kernels",
     ("tests/hopper",),
-    (*TRITON.sources, "backends/hopper/*.py", "planning/tables/hopper/*.json"),
+    (
+        *TRITON.sources,
+        "backends/hopper/*.py",
+        "planning/tables/hopper/*.json",
+        "planning/tuned.py",
+        "cost/grid.py",
+    ),
     "benchmarks/results/gpu_conformance_hopper.json",
 )
 SUITES = {suite.name: suite for suite in (TRITON, HOPPER)}

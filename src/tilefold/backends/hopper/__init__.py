@@ -6,6 +6,7 @@ does for lists of tiles.
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import torch
@@ -21,12 +22,16 @@ from tilefold.problem import Problem
 ARCHITECTURE = "sm90"
 #: The widest head that the kernel holds, and the most query heads.
 WIDEST, MOST_HEADS = 256, (1 << 16) - 1
+#: Rows, and what of its tiles' columns heads fill, of calls that it gets without being asked for.
+FEWEST_ROWS, LEAST_FILLED = 64, 0.75
 
 
 def _refusal(device: str) -> str | None:
     """Why calls on such a device are not for Hopper's kernels."""
     if device != "cuda":
         return f"it runs on Hopper GPUs, and the tensors are on {device}"
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        return "TRITON_INTERPRET is set, and Triton's interpreter does not know Gluon"
     arch = tuned.assumed() or _architecture()
     if arch is None:
         return "it runs on Hopper GPUs, and there is no NVIDIA GPU here"
@@ -44,16 +49,38 @@ def _architecture() -> str | None:
 
 
 def _better_elsewhere(problem: Problem, form: Any) -> list[str]:
-    """Why a call that names no backend runs faster in the Triton kernels."""
+    """Why a call that names no backend is left to the Triton kernels: `backend="hopper"` runs it, too."""
+    from .sizes import width_of
+
     reasons = []
     if not problem.aligned:
         reasons.append(
-            "it copies by TMA, which takes dense rows at multiples of 16 bytes: q, k or v lie otherwise, and "
-            'would first be copied (backend="hopper" does that)'
+            "it copies by TMA, which takes dense rows at multiples of 16 bytes; q, k or v lie otherwise, and "
+            "would first be copied"
         )
     if form.kind == "bits":
-        reasons.append('the Triton kernels are faster with masks of blocks (backend="hopper" runs them, too)')
+        reasons.append("the Triton kernels are faster with masks of blocks")
+    if problem.q_length < FEWEST_ROWS:
+        reasons.append(
+            f"its tiles have {FEWEST_ROWS} rows and more, this call {problem.q_length}, and the Triton "
+            "kernels plan a call of new lengths sooner"
+        )
+    if max(problem.head_dim, problem.v_head_dim) <= WIDEST:
+        width = width_of(problem.head_dim, problem.v_head_dim)
+        if problem.head_dim + problem.v_head_dim < 2 * width * LEAST_FILLED:
+            reasons.append(
+                f"its tiles have {width} columns, of which heads of {problem.head_dim} (q, k) and "
+                f"{problem.v_head_dim} (v) leave more than a quarter empty"
+            )
+    if tuned.assumed() is None and not _alone():
+        reasons.append("not all GPUs here are Hopper's")
     return reasons
+
+
+@functools.cache
+def _alone() -> bool:
+    """Whether all GPUs that PyTorch sees are Hopper's: a call's metadata do not say which one it is on."""
+    return all(torch.cuda.get_device_capability(n) == (9, 0) for n in range(torch.cuda.device_count()))
 
 
 class HopperBackend:

@@ -22,11 +22,14 @@ def declare(problem: Problem, form: Any, bias: Bias | None) -> Declaration:
     """The forward pass; see `planning.backend.Backend.declare`."""
     one = _Forward(problem, form, bias)
     one.forward()
+    # Its matrix units multiply the columns of its tiles, whether heads have them or not.
+    wide = _Forward(replace(problem, head_dim=one.width, v_head_dim=one.width), form, bias)
+    wide.forward()
     found, sizes = triton.backend.declare(problem, form, False, bias), one.sizes("forward")
     return replace(
         found,
         how=one.how(False),
-        steps=tuple(one.steps),
+        steps=tuple(wide.steps),
         rows=sizes.rows,
         keys=sizes.keys,
         traffic=dict(one.traffic),

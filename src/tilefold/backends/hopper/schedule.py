@@ -22,6 +22,8 @@ FIXED_COST = 128
 _NEAR = 0.25
 #: Of a program's share, what a piece of work takes that may come anywhere: 1 / 32.
 _SMALL = 32
+#: Pieces of work that the host shares out one by one, which takes half a microsecond for each.
+_MANY = 8192
 
 
 class Order(NamedTuple):
@@ -86,7 +88,14 @@ def assign(costs: Sequence[float], pairs: int, span: int, programs: int, fixed: 
 
 
 def of_costs(costs: Sequence[float], keys: int, pairs: int, span: int, programs: int) -> Order:
-    """For lines whose numbers of tiles, of so many keys each, the host knows; made on the host."""
+    """For lines whose numbers of tiles, of so many keys each, the host knows; made on the host. Where lines
+    cost the same, or pieces of work are too many to be looked at one by one, they go round.
+    """
+    if min(costs) == max(costs) or len(costs) * pairs > _MANY:
+        device = torch.device("cpu")
+        pair, rank, starts = dealt(len(costs), pairs, span, programs, device)
+        longest = torch.tensor(costs, device=device).argsort(descending=True, stable=True)
+        return Order(pair * len(costs) + longest[rank], starts)
     found = assign(costs, pairs, span, programs, FIXED_COST / keys)
     starts = [0]
     for own in found:
