@@ -22,6 +22,8 @@ from tilefold.problem import Problem
 ARCHITECTURE = "sm90"
 #: The widest head that the kernel holds, and the most query heads.
 WIDEST, MOST_HEADS = 256, (1 << 16) - 1
+#: Whether calls that name no backend get it: when a record of its whole GPU suite matches its sources.
+UNASKED = False
 #: Rows, and what of its tiles' columns heads fill, of calls that it gets without being asked for.
 FEWEST_ROWS, LEAST_FILLED = 64, 0.75
 
@@ -53,6 +55,8 @@ def _better_elsewhere(problem: Problem, form: Any) -> list[str]:
     from .sizes import width_of
 
     reasons = []
+    if not UNASKED:
+        reasons.append("its kernels are new and run when they are asked for by name")
     if not problem.aligned:
         reasons.append(
             "it copies by TMA, which takes dense rows at multiples of 16 bytes; q, k or v lie otherwise, and "

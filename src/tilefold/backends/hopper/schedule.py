@@ -91,9 +91,10 @@ def of_costs(costs: Sequence[float], keys: int, pairs: int, span: int, programs:
     """For lines whose numbers of tiles, of so many keys each, the host knows; made on the host. Where lines
     cost the same, or pieces of work are too many to be looked at one by one, they go round.
     """
-    if min(costs) == max(costs) or len(costs) * pairs > _MANY:
+    alike = min(costs) == max(costs)
+    if alike or len(costs) * pairs > _MANY:
         device = torch.device("cpu")
-        pair, rank, starts = dealt(len(costs), pairs, span, programs, device)
+        pair, rank, starts = dealt(len(costs), pairs, span, programs, device, back=not alike)
         longest = torch.tensor(costs, device=device).argsort(descending=True, stable=True)
         return Order(pair * len(costs) + longest[rank], starts)
     found = assign(costs, pairs, span, programs, FIXED_COST / keys)
@@ -105,14 +106,15 @@ def of_costs(costs: Sequence[float], keys: int, pairs: int, span: int, programs:
 
 
 def dealt(
-    lines: int, pairs: int, span: int, programs: int, device: torch.device
+    lines: int, pairs: int, span: int, programs: int, device: torch.device, back: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`(pair, rank, starts)` of places that go round the programs, back and forth, where a section's lines of
-    rank 0 come before those of rank 1. Made on the device alone, as the capture of a graph asks for.
+    """`(pair, rank, starts)` of places that go round the programs, and `back` in every other lap, where a
+    section's lines of rank 0 come before those of rank 1. Made on the device alone, as the capture of a graph
+    asks for.
     """
     turn = torch.arange(lines * pairs, device=device)
     lap, seat = turn // programs, turn % programs
-    owner = torch.where(lap % 2 == 0, seat, programs - 1 - seat)
+    owner = torch.where((lap % 2 == 1) & back, programs - 1 - seat, seat)
     section = turn // (span * lines)
     inner = turn - section * (span * lines)
     width = (pairs - section * span).clamp(max=span)
