@@ -336,6 +336,14 @@ def test_what_was_noted_agrees_with_the_report(
     assert run.unfinished == ("suite/test_z.py::test_crash",)
 
 
+def test_options_that_the_environment_adds_do_not_count(
+    script: ModuleType, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-k nothing")
+    suite(repository, test_a="def test_one(): pass")
+    assert script.run_suite(repository).outcomes == {"suite/test_a.py::test_one": "passed"}
+
+
 def test_a_file_that_cannot_be_collected_fails(script: ModuleType, repository: Path) -> None:
     suite(repository, test_good="def test(): pass", test_torn="import nothing_of_that_name")
     run = script.run_suite(repository)
@@ -461,6 +469,45 @@ def test_an_interrupted_run_is_recorded_as_incomplete(repository: Path, number: 
 
 
 # The command.
+
+
+@pytest.mark.parametrize(
+    "words, status, runs",
+    [
+        ([], 0, ["triton", "hopper"]),
+        ([], 1, ["triton", "hopper"]),
+        # Interrupted, killed.
+        ([], 2, ["triton"]),
+        ([], 137, ["triton"]),
+        (["--suite", "hopper"], 1, ["hopper"]),
+    ],
+)
+def test_suites_run_one_after_the_other_unless_one_is_stopped(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, words: list[str], status: int, runs: list[str]
+) -> None:
+    seen: list[str] = []
+
+    def run(*arguments: object, suite: record.Suite) -> int:
+        assert arguments[1] == ROOT / suite.place
+        seen.append(suite.name)
+        return status
+
+    monkeypatch.setattr(script, "refusal", lambda: None)
+    monkeypatch.setattr(script, "this_machine", dict)
+    monkeypatch.setattr(script, "record_run", run)
+    monkeypatch.setattr(script.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(script.torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert script.main(words) == status
+    assert seen == runs
+
+
+def test_other_gpus_have_no_record_of_the_hopper_kernels(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(script.torch.cuda, "get_device_capability", lambda: (8, 0))
+    assert script._here(check=False) == ["triton"]
+    assert script._here(check=True) == ["triton", "hopper"]
 
 
 def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
