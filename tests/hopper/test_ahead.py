@@ -85,7 +85,7 @@ def test_it_fits_and_uses_warp_groups(width: int, kind: str) -> None:
     # Two roles' registers: the kernel starts with as many as 16 or 12 warps may have, and deals them out.
     assert taken.registers in (128, 168)
     # All passes share their code: what is far from the beginning comes late. (Apart it was 8,000 to 14,200.)
-    assert len(instructions(made)) < (6_500 if kind == "full" else 9_000)
+    assert len(instructions(made)) < (6_500 if kind == "full" else 10_000)
 
 
 @pytest.mark.parametrize("width, kind", EVERY)

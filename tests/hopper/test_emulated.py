@@ -351,7 +351,9 @@ def test_results_of_a_pass_are_there_before_the_next_one_writes(
 ) -> None:
     """Copies that nobody waits for may arrive in any order: else the emulator shows old results."""
     monkeypatch.setattr(launch, "_cores", lambda device: 1)
-    x = rising(300) if part == "second pass" else draw((300, 300), heads=(2, 2), dtype=torch.float16)
+    # The last rows are those of a first warp group, which computes all that come a third time.
+    x = rising(300) if part == "second pass" else draw((420, 420), heads=(2, 2), dtype=torch.float16)
+    assert 420 % (64 * sizes.sizes_of(64, "short band")["GROUPS"]) <= 64
     if part == "third pass":
         x[2][:, :, -10:] = float("nan")
 
@@ -359,7 +361,7 @@ def test_results_of_a_pass_are_there_before_the_next_one_writes(
         out, _ = hopper(x, None if part == "second pass" else masks.causal())
         clean = (*x[:2], x[2].nan_to_num(0.0))
         wanted = right(clean, None if part == "second pass" else masks.causal())[0]
-        off = (out[:, :, :290].float() - wanted[:, :, :290]).abs()
+        off = (out[:, :, :-10].float() - wanted[:, :, :-10]).abs()
         return int((off.nan_to_num(9.0) > 0.05).any(-1).sum())
 
     assert wrong() == 0
