@@ -6,13 +6,13 @@ does for lists of tiles.
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tilefold.backends import triton
+from tilefold.backends.triton.arguments import interpreted
 from tilefold.cost.steps import Bias, Declaration
 from tilefold.planning import tuned
 from tilefold.planning.backend import Gradients, Work
@@ -32,7 +32,7 @@ def _refusal(device: str) -> str | None:
     """Why calls on such a device are not for Hopper's kernels."""
     if device != "cuda":
         return f"it runs on Hopper GPUs, and the tensors are on {device}"
-    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+    if interpreted():
         return "TRITON_INTERPRET is set, and Triton's interpreter does not know Gluon"
     arch = tuned.assumed() or _architecture()
     if arch is None:
