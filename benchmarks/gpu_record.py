@@ -356,7 +356,7 @@ def main(words: Sequence[str]) -> int:
         output = options.output or ROOT / suite.place
         run = record_run(about, output, ROOT, words[cut + 1 :], options.workers, options.limit, suite=suite)
         status = status or run
-        if run not in ENDED:
+        if run not in (*ENDED, NO_TEST_RAN):
             # Whoever has stopped one does not want the next one.
             break
     return status

@@ -20,11 +20,10 @@ _WARPS = 8
 
 def declare(problem: Problem, form: Any, bias: Bias | None) -> Declaration:
     """The forward pass; see `planning.backend.Backend.declare`."""
-    one = _Forward(problem, form, bias)
-    one.forward()
+    one = _played(problem, form, bias)
     # Its matrix units multiply the columns of its tiles, whether heads have them or not.
-    wide = _Forward(replace(problem, head_dim=one.width, v_head_dim=one.width), form, bias)
-    wide.forward()
+    padded = replace(problem, head_dim=one.width, v_head_dim=one.width)
+    wide = one if padded == problem else _played(padded, form, bias)
     found, sizes = triton.backend.declare(problem, form, False, bias), one.sizes("forward")
     return replace(
         found,
@@ -35,6 +34,12 @@ def declare(problem: Problem, form: Any, bias: Bias | None) -> Declaration:
         traffic=dict(one.traffic),
         extra_bytes=max(one.heap.peak - found.result_bytes, 0),
     )
+
+
+def _played(problem: Problem, form: Any, bias: Bias | None) -> _Forward:
+    made = _Forward(problem, form, bias)
+    made.forward()
+    return made
 
 
 class _Forward(predict._Pass):
