@@ -147,13 +147,13 @@ def test_the_hopper_kernel_has_entries_on_its_gpu_alone() -> None:
     every = [entry.name for entry in hopper.choose("sm90")]
     ours = [name for name in every if name.startswith("hopper/")]
     assert every[: len(every) - len(ours)] == [entry.name for entry in choose("sm90")]
-    assert len(ours) == len(set(ours)) == 3 * 9 - 1
+    assert len(ours) == len(set(ours)) == 3 * 9 - 2
     assert "hopper/128/short band" in ours and "hopper/256/short band" not in ours
     assert not any(entry.name.startswith("hopper/") for entry in hopper.choose("sm86"))
     with pytest.raises(ArgumentError, match=r"kernels: expected some of forward, .*, bias, got 'hopper'"):
         hopper.choose("sm86", ["hopper"])
     with pytest.raises(
-        ArgumentError, match=r"kinds: expected some of any, .*, long band, window, got 'wide'"
+        ArgumentError, match=r"kinds: expected some of any, .*, short band, window, got 'wide'"
     ):
         hopper.choose("sm90", kinds=["wide"])
 
@@ -165,7 +165,7 @@ def test_the_hopper_kernel_has_entries_on_its_gpu_alone() -> None:
             {"kernels": ["hopper"], "heads": [64], "kinds": ["band", "full"]},
             {"hopper/64/full", "hopper/64/band"},
         ),
-        ({"kinds": ["long band"], "heads": [256]}, {"hopper/256/long band"}),
+        ({"kinds": ["short full"], "heads": [128]}, {"hopper/128/short full"}),
         (
             {"kernels": ["forward", "hopper"], "heads": [128], "kinds": ["rows"]},
             {"triton/forward/16/128/rows", "hopper/128/rows"},

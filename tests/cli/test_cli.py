@@ -448,8 +448,8 @@ def test_tune_chooses_entries_and_says_all_of_it_as_json(
         (["--heads", "64,wide", "--device", "cuda"], "heads: expected whole numbers with commas between"),
         (
             ["--kinds", "", "--device", "cuda"],
-            "kinds: expected some of any, full, short, rows, cols, bits, bias, short band, band, long band, "
-            "window, got ''",
+            "kinds: expected some of any, full, short, rows, cols, bits, bias, short full, band, "
+            "short band, window, got ''",
         ),
         (
             ["--write", "no/folder/x.json", "--device", "cuda"],

@@ -17,7 +17,6 @@ from tilefold.problem import Problem, is_aligned
 from tilefold.scores import Scores
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from tilefold.backends import hopper
 from tilefold.backends.hopper import backend, launch, lines, schedule
 from tilefold.backends.hopper.sizes import WIDTHS, kind_of, sizes_of, width_of
 from tilefold.backends.hopper.variant import LINES, Variant
@@ -231,7 +230,7 @@ def test_warp_groups_take_the_tiles_that_their_rows_see(
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(
-    "kind", ["full", "band", "short band", "long band", "window", "rows", "cols", "bits", "bias"]
+    "kind", ["full", "short full", "band", "short band", "window", "rows", "cols", "bits", "bias"]
 )
 def test_tiles_fit_the_shared_memory_of_a_core(width: int, kind: str) -> None:
     sizes = sizes_of(width, kind)
@@ -253,10 +252,10 @@ def test_the_shipped_sizes_make_sense() -> None:
 
 def test_the_user_s_sizes_go_before_those_that_are_shipped() -> None:
     mine = {"BN": 64, "STAGES": 3, "GROUPS": 2, "REGISTERS": 232}
-    with tuned.trying("hopper/128/full", mine):
-        assert sizes_of(128, "full") == mine
+    with tuned.trying("hopper/128/short full", mine):
+        assert sizes_of(128, "short full") == mine
         assert launch.variant_of(work()).STAGES == 3
-    assert sizes_of(128, "full") == tuned.hopper_table()["hopper/128/full"]
+    assert sizes_of(128, "short full") == tuned.hopper_table()["hopper/128/short full"]
 
 
 @pytest.mark.parametrize(
@@ -279,7 +278,7 @@ def test_the_user_s_sizes_go_before_those_that_are_shipped() -> None:
 def test_sizes_that_make_no_sense_are_not_read(change: dict[str, object]) -> None:
     assert not tuned.makes_sense("hopper/128", tuned.hopper_table()["hopper/128"] | change)
     assert not tuned.makes_sense("hopper/128", [128, 64, 4, 3])
-    wide = tuned.hopper_table()["hopper/128"] | {"BN": 128, "STAGES": 2}
+    wide = tuned.hopper_table()["hopper/128"] | {"BN": 128, "STAGES": 2, "JOINED": False}
     # Bits are read one granule of 64 keys at a time, with a bias or without.
     assert tuned.makes_sense("hopper/128/bias", wide) and not tuned.makes_sense("hopper/128/bits", wide)
     bits = masks.lower(*masks.random_blocks(0.5, block=64).spec(), 1, 1, 256, 256, "cpu")
@@ -349,14 +348,7 @@ def test_what_the_kernel_does_not_have_is_declined(change: dict[str, object], re
     assert reason in found
 
 
-def test_calls_that_ask_for_nobody_do_not_get_it_yet() -> None:
-    with tuned.assuming("sm90"):
-        (found,) = backend.why_not(dataclasses.replace(ASKED, backend=None), BANDS[0])
-    assert "when they are asked for by name" in found
-
-
-def test_calls_that_ask_for_nobody_go_where_they_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper, "UNASKED", True)
+def test_calls_that_ask_for_nobody_go_where_they_are_fast() -> None:
     bits = masks.lower(
         *masks.random_blocks(0.3, block=64).build(1, 2, 256, 256, "cpu").spec(), 1, 2, 256, 256, "cpu"
     )
@@ -367,8 +359,6 @@ def test_calls_that_ask_for_nobody_go_where_they_are_fast(monkeypatch: pytest.Mo
             (dataclasses.replace(unasked, aligned=False), BANDS[0], "multiples of 16 bytes"),
             (unasked, bits, "faster with masks of blocks"),
             (dataclasses.replace(unasked, q_length=63), BANDS[0], "64 rows and more, this call 63"),
-            (dataclasses.replace(unasked, head_dim=32, v_head_dim=32), BANDS[0], "more than a quarter empty"),
-            (dataclasses.replace(unasked, head_dim=192), BANDS[0], "have 256 columns, of which heads of 192"),
         ):
             (found,) = backend.why_not(problem, form)
             assert reason in found
@@ -405,10 +395,7 @@ def test_heads_take_the_time_of_the_tiles_that_hold_them(head_dim: int, as_wide:
         (lambda x: x[..., 4:52], False),
     ],
 )
-def test_what_lies_as_tma_takes_it_is_told(
-    change: Callable[[Tensor], Tensor], aligned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hopper, "UNASKED", True)
+def test_what_lies_as_tma_takes_it_is_told(change: Callable[[Tensor], Tensor], aligned: bool) -> None:
     x = change(torch.zeros(1, 2, 128, 64, dtype=torch.bfloat16))
     assert is_aligned(x) == aligned
     found = explain(x, x, x, machine="H200")

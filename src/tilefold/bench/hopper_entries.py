@@ -25,9 +25,9 @@ Sizes = tuple[tuple[str, Any], ...]
 #: By the kind of call: a mask of `cases.MASKS`, the shape of a bias, keys of the timed sequence.
 KINDS: Mapping[str, tuple[str, str, int]] = {
     "full": ("none", "", 4096),
-    "short band": ("causal", "", 512),
+    "short full": ("none", "", 1024),
     "band": ("causal", "", 4096),
-    "long band": ("causal", "", 16384),
+    "short band": ("causal", "", 1024),
     "window": ("window", "", 8192),
     "rows": ("documents", "", 8192),
     "cols": ("columns", "", 8192),
@@ -36,7 +36,7 @@ KINDS: Mapping[str, tuple[str, str, int]] = {
 }
 #: Widths of tiles, and which of them have calls of a kind; of the others all have.
 WIDTHS: tuple[int, ...] = (64, 128, 256)
-ONLY: Mapping[str, tuple[int, ...]] = {"short band": (64, 128)}
+ONLY: Mapping[str, tuple[int, ...]] = {"short full": (64, 128), "short band": (64, 128)}
 #: Rows of a warp group, bytes of shared memory that a program can have, and what it has beside its tiles.
 LINES, SHARED, BESIDE = 64, 227 << 10, 3 << 10
 #: Registers of the consumers' threads, by how many consumers there are: what the core has.
@@ -98,7 +98,7 @@ class HopperEntry:
 
     @property
     def masked(self) -> bool:
-        return self.kind != "full"
+        return self.kind not in ("full", "short full")
 
     def first_candidates(self, old: Sizes) -> list[Sizes]:
         """Every shape of tiles with as many stages as fit, q in shared memory or in registers; those most
@@ -146,12 +146,14 @@ class HopperEntry:
     def checked_cases(self, scale: Scale, everything: bool = False) -> list[BenchCase]:
         """Small calls of the same kind and one as long as what is timed; `everything`: in both dtypes."""
         (Lq, Lk), case = scale.odd, self.timed_case(scale)
-        length = {"short band": Lk // 2, "band": Lk + 1024}.get(self.kind, Lk)
-        small = replace(case, batch=2, heads=(4, 2), lengths=(length, length))
-        # A long band is as long as what is timed.
-        cases = [] if self.kind == "long band" else [small]
-        if self.kind in ("full", "bias", "window"):
-            cases += [replace(small, lengths=(Lq, Lk)), replace(small, lengths=(256, 512))]
+        if self.kind in ("full", "band"):
+            # Short ones have an entry of their own.
+            Lq, Lk = Lq + 1024, Lk + 1024
+        small = replace(case, batch=2, heads=(4, 2), lengths=(Lk, Lk))
+        cases = [small]
+        if self.kind in ("full", "short full", "bias", "window"):
+            whole = -(-Lk // 512) * 512
+            cases += [replace(small, lengths=(Lq, Lk)), replace(small, lengths=(whole // 2, whole))]
         # Long calls are compiled in another way: what is timed is checked, for few heads.
         cases.append(replace(case, batch=1, heads=(2, 1)))
         dtypes = DTYPES[16] if everything else DTYPES[16][:1]

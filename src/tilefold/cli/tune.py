@@ -39,8 +39,8 @@ def command(
     kinds: Annotated[
         str | None,
         typer.Option(
-            help="Kinds of entries: any, full, short, rows, cols, bits, bias; of hopper full, short band, "
-            "band, long band, window, rows, cols, bits, bias. Those of the table by default."
+            help="Kinds of entries: any, full, short, rows, cols, bits, bias; of hopper full, short full, "
+            "band, short band, window, rows, cols, bits, bias. Those of the table by default."
         ),
     ] = None,
     limit: Annotated[

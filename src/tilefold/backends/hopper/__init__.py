@@ -22,10 +22,8 @@ from tilefold.problem import Problem
 ARCHITECTURE = "sm90"
 #: The widest head that the kernel holds, and the most query heads.
 WIDEST, MOST_HEADS = 256, (1 << 16) - 1
-#: Whether calls that name no backend get it: when a record of its whole GPU suite matches its sources.
-UNASKED = False
-#: Rows, and what of its tiles' columns heads fill, of calls that it gets without being asked for.
-FEWEST_ROWS, LEAST_FILLED = 64, 0.75
+#: Rows of calls that it gets without being asked for.
+FEWEST_ROWS = 64
 
 
 def _refusal(device: str) -> str | None:
@@ -52,11 +50,7 @@ def _architecture() -> str | None:
 
 def _better_elsewhere(problem: Problem, form: Any) -> list[str]:
     """Why a call that names no backend is left to the Triton kernels: `backend="hopper"` runs it, too."""
-    from .sizes import width_of
-
     reasons = []
-    if not UNASKED:
-        reasons.append("its kernels are new and run when they are asked for by name")
     if not problem.aligned:
         reasons.append(
             "it copies by TMA, which takes dense rows at multiples of 16 bytes; q, k or v lie otherwise, and "
@@ -69,13 +63,6 @@ def _better_elsewhere(problem: Problem, form: Any) -> list[str]:
             f"its tiles have {FEWEST_ROWS} rows and more, this call {problem.q_length}, and the Triton "
             "kernels plan a call of new lengths sooner"
         )
-    if max(problem.head_dim, problem.v_head_dim) <= WIDEST:
-        width = width_of(problem.head_dim, problem.v_head_dim)
-        if problem.head_dim + problem.v_head_dim < 2 * width * LEAST_FILLED:
-            reasons.append(
-                f"its tiles have {width} columns, of which heads of {problem.head_dim} (q, k) and "
-                f"{problem.v_head_dim} (v) leave more than a quarter empty"
-            )
     if tuned.assumed() is None and not _alone():
         reasons.append("not all GPUs here are Hopper's")
     return reasons

@@ -121,8 +121,12 @@ class Origin:
             self._event.record(torch.cuda.current_stream(device))
 
     def before(self) -> None:
-        """Have the current stream wait for them, unless it is theirs."""
-        if self._event is not None and torch._C._cuda_getCurrentRawStream(self._device.index) != self._stream:
+        """Have the current stream wait for them, unless it is theirs. A capture cannot wait for what was begun
+        outside; `torch.cuda.graph` begins one when all else has ended.
+        """
+        if self._event is None or torch._C._cuda_getCurrentRawStream(self._device.index) == self._stream:
+            return
+        if not capturing(self._device):
             torch.cuda.current_stream(self._device).wait_event(self._event)
 
 

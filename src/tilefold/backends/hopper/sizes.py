@@ -11,8 +11,8 @@ from tilefold.planning import tuned
 
 #: Widths of tiles, for heads up to as wide.
 WIDTHS = (64, 128, 256)
-#: Keys of a short band at most, by the width of heads, and of a long one at least.
-_FEW, _MANY = {64: 512, 128: 1024, 256: 0}, 16384
+#: Keys of a short call at most, by the width of heads.
+_FEW = {64: 1024, 128: 1024, 256: 0}
 
 
 def width_of(head_dim: int, v_head_dim: int) -> int:
@@ -21,17 +21,18 @@ def width_of(head_dim: int, v_head_dim: int) -> int:
 
 
 def kind_of(form: Any, width: int, k_length: int, bias: bool) -> str:
-    """Of a call: "bias" with one but for bits, else by its lowered mask "full", "band", "short band" with few
-    keys, "long band" with many, "window" (a band with a lower bound), "rows", "cols" or "bits".
+    """Of a call: "bias" with one but for bits, else by its lowered mask "full" or "band", "short full" or
+    "short band" where keys are few, "window" (a band with a lower bound), "rows", "cols" or "bits".
     """
     if not isinstance(form, Band):
         # Bits are read one granule of 64 keys at a time, with a bias or without.
         return "bias" if bias and form.kind != "bits" else form.kind
     if bias:
         return "bias"
-    if form.is_full or form.lo is not None:
-        return "full" if form.is_full else "window"
-    return "short band" if k_length <= _FEW[width] else "band" if k_length < _MANY else "long band"
+    if not form.is_full and form.lo is not None:
+        return "window"
+    kind = "full" if form.is_full else "band"
+    return f"short {kind}" if k_length <= _FEW[width] else kind
 
 
 def sizes_of(width: int, kind: str) -> dict[str, Any]:
