@@ -12,8 +12,8 @@ from .mask import BITS, edges_of, marks_of, visible
 from .program import LINES, advance, slot_of, tile_at, told
 from .score import bias_of, in_base2, power, scored, slope_of, weights_of
 
-#: A line with more tiles is a long one; those before the first look at its sums.
-_MANY, _TRIAL = gl.constexpr(16), gl.constexpr(3)
+#: A line with more keys is a long one; those before the first look at its sums.
+_MANY, _TRIAL = gl.constexpr(2048), gl.constexpr(512)
 
 
 @gluon.jit
@@ -261,7 +261,7 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
         if C.TRIAL:
             # After some tiles of a long line there is a look at its sums: if they are lost already, so is the
             # time that the others would take.
-            trial = gl.where(stop > _MANY, start + _TRIAL, stop)
+            trial = gl.where(stop > _MANY // C.BN, _TRIAL // C.BN, stop)
         for part in range(PARTS):
             for j in range(gl.where(part == 0, start, trial), gl.where(part == 0, trial, stop)):
                 # Where a tile lies is asked by masks, ALiBi and biases alone.

@@ -95,7 +95,7 @@ def schedule(
         about = of_lists(lists.counts, lists.tiles, C)
         batches, heads = (torch.arange(n, device=device) for n in (p.batch, p.q_heads))
         tables = (batches[:, None] * mask.table_b + heads * mask.table_h).flatten()
-        order = of_counts(about.counts, lists.order, tables, p.k_length, keys, span, programs)
+        order = of_counts(about.counts, tables, keys, programs)
     elif capturing(device):
         about = of_band(mask, p.q_length, p.k_length, C, device)
         order = of_ranks(lines, pairs, span, programs, form.hi is not None, device)
@@ -121,8 +121,8 @@ class Origin:
             self._event.record(torch.cuda.current_stream(device))
 
     def before(self) -> None:
-        """Have the current stream wait for them, unless it is theirs. A capture cannot wait for what was begun
-        outside; `torch.cuda.graph` begins one when all else has ended.
+        """Have the current stream wait for them, unless it is theirs. A capture cannot wait for what began
+        outside of it; `torch.cuda.graph` begins one when all else has ended.
         """
         if self._event is None or torch._C._cuda_getCurrentRawStream(self._device.index) == self._stream:
             return

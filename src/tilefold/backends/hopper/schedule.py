@@ -18,10 +18,12 @@ from .lines import Lines
 
 #: Beside its tiles, a line of tiles takes as long as so many keys.
 FIXED_COST = 128
-#: Of all tiles, what a mask of lists may show for its lines to be near each other in memory.
-_NEAR = 0.25
-#: Of a program's share, what a piece of work takes that may come anywhere: 1 / 32.
+#: Of lines of lists, pieces of work that each program has in a section, and the most sections.
+_LAPS, _SECTIONS = 3, 16
+#: Of a program's share, what a small piece of work takes at most: 1 / 32.
 _SMALL = 32
+#: How much longer programs may take for what they read to be near.
+_UNEVEN = 1.03
 #: Pieces of work that the host shares out one by one, which takes half a microsecond for each.
 _MANY = 8192
 
@@ -131,59 +133,81 @@ def of_ranks(lines: int, pairs: int, span: int, programs: int, reverse: bool, de
 
 
 def shared_out(costs: Tensor, programs: int) -> Order:
-    """Pieces of work in their order, shared out so that programs take about equally long; made on the device
-    alone.
+    """Pieces of work shared out so that programs take about equally long and, if that is possible, are at
+    about the same place at any time: what they read is then in the L2 cache. Each takes its own in their
+    order. Made on the device alone.
 
-    Those that cost more than a program's share have a program of their own. The next ones go round the
-    others, the largest ones first, back and forth, and the small ones fill up what these leave, neighbours
-    together.
+    Those that cost more than a program's share have a program of their own.
     """
     device, count = costs.device, costs.numel()
-    seats = torch.arange(programs, device=device)
-    share = costs.sum() / programs
-    sizes, largest = costs.sort(descending=True, stable=True)
-    turn = torch.arange(count, device=device)
-    alone = (sizes >= share).sum().clamp(max=programs - 1)
-    width = programs - alone
-    lap, seat = (turn - alone) // width, (turn - alone) % width
-    seat = torch.where(lap % 2 == 1, programs - 1 - seat, alone + seat)
-    seat = torch.where(turn < alone, turn, seat)
-    large = sizes > share / _SMALL
-    load = torch.zeros_like(costs[:1]).expand(programs).scatter_add(0, seat, sizes * large)
-    # The level up to which programs that have less are filled.
-    low = load.sort().values
-    levels = (share * programs - load.sum() + low.cumsum(0)) / (seats + 1)
-    level = levels.gather(0, ((levels > low).sum() - 1).clamp(min=0).view(1))
-    room = (level - load).clamp(min=0).cumsum(0)
-    # In the pieces' own order.
-    rank = torch.empty_like(largest).scatter_(0, largest, turn)
-    is_large = rank < large.sum()
-    small = costs * ~is_large
-    owner = torch.searchsorted(room, small.cumsum(0) - small / 2, right=True).clamp(max=programs - 1)
-    owner = torch.where(is_large, seat[rank], owner)
-    key = owner * (2 * count) + torch.where(is_large, rank, count + turn)
-    places = key.argsort()
+    alone = costs >= costs.sum() / programs
+    alone = alone & (alone.cumsum(0) < programs)
+    near, even = _in_sections(costs, alone, programs), _by_size(costs, alone, programs)
+    spent = [costs.new_zeros(programs).scatter_add_(0, owner, costs).max() for owner in (near, even)]
+    owner = torch.where(spent[0] <= _UNEVEN * spent[1], near, even)
+    places = (owner * count + torch.arange(count, device=device)).argsort()
     return Order(places, torch.searchsorted(owner[places], torch.arange(programs + 1, device=device)))
 
 
-def of_counts(
-    counts: Tensor, order: Tensor, tables: Tensor, k_length: int, keys: int, span: int, programs: int
-) -> Order:
-    """For lines whose numbers of tiles only the device knows; never waits for it.
+def _in_sections(costs: Tensor, alone: Tensor, programs: int) -> Tensor:
+    """Whose pieces of work are: section after section they go round, the largest of a section first, back and
+    forth, and the program that has least so far gets the most.
+    """
+    device, count = costs.device, costs.numel()
+    sections = min(max(count // (_LAPS * programs), 1), _SECTIONS)
+    seats = torch.arange(programs, device=device)
+    width, others = programs - alone.sum(), (count - alone.sum()).clamp(min=1)
+    section = torch.where(alone, sections, ((~alone).cumsum(0) - 1) * sections // others)
+    order = costs.argsort(descending=True, stable=True)
+    order = order[section[order].argsort(stable=True)]
+    section = section[order]
+    rank = torch.arange(count, device=device) - torch.searchsorted(section, section)
+    seat = torch.where(section == sections, width + rank, _back_and_forth(rank, width))
+    sums = costs.new_zeros((sections + 1) * programs).scatter_add_(0, section * programs + seat, costs[order])
+    closed = seats >= width
+    load = costs.new_zeros(programs).masked_fill(closed, torch.inf)
+    owners = []
+    for own in sums.view(-1, programs)[:-1]:
+        most = own.masked_fill(closed, -1.0).argsort(descending=True, stable=True)
+        least = load.argsort(stable=True)
+        load = load.scatter_add(0, least, own[most])
+        owners.append(torch.empty_like(least).scatter_(0, most, least))
+    owner = torch.stack([*owners, seats])[section, seat]
+    return torch.empty_like(order).scatter_(0, order, owner)
 
-    A mask that shows little shows what lies close together: each program has neighbouring lines, see
-    `shared_out`. Otherwise lines go round, the longest ones first, section by section.
+
+def _by_size(costs: Tensor, alone: Tensor, programs: int) -> Tensor:
+    """Whose pieces of work are: the large ones go round, the largest first, back and forth, and small ones
+    fill up what these leave, neighbours together.
+    """
+    width, count = programs - alone.sum(), costs.numel()
+    order = (costs + alone * costs.sum()).argsort(descending=True, stable=True)
+    rank = torch.arange(count, device=costs.device)
+    seat = torch.where(alone[order], width + rank, _back_and_forth(rank - alone.sum(), width))
+    owner = torch.empty_like(order).scatter_(0, order, seat)
+    small = (costs <= costs.sum() / programs / _SMALL) & ~alone
+    load = costs.new_zeros(programs).scatter_add_(0, owner, costs * ~small)
+    # The level up to which programs that have less are filled.
+    low, total = load.sort().values, (costs * small).cumsum(0)
+    levels = (total[-1] + low.cumsum(0)) / torch.arange(1, programs + 1, device=costs.device)
+    level = levels.gather(0, ((levels > low).sum() - 1).clamp(min=0).view(1))
+    room = (level - load).clamp(min=0).cumsum(0)
+    filled = torch.searchsorted(room, total - costs / 2, right=True).clamp(max=programs - 1)
+    return torch.where(small, filled, owner)
+
+
+def _back_and_forth(rank: Tensor, width: Tensor) -> Tensor:
+    """Where those who go round `width` places are."""
+    seat = rank % width
+    return torch.where(rank // width % 2 == 1, width - 1 - seat, seat)
+
+
+def of_counts(counts: Tensor, tables: Tensor, keys: int, programs: int) -> Order:
+    """For lines whose numbers of tiles only the device knows; never waits for it.
 
     Args:
         counts: `[tables, lines]`, of the tiles of each line.
-        order: int32 `[tables, lines]`, the longest lines first.
         tables: int64 `[pairs]`, the table of each pair.
-        k_length, keys: of all tiles, and of one.
+        keys: of a tile.
     """
-    device, (lines, pairs) = counts.device, (counts.shape[1], tables.numel())
-    visited = counts[tables].double().flatten()
-    near = shared_out(visited + FIXED_COST / keys, programs)
-    pair, rank, starts = dealt(lines, pairs, span, programs, device)
-    far = pair * lines + order[tables[pair], rank]
-    close = visited.mean() * keys < _NEAR * k_length
-    return Order(torch.where(close, near.places, far), torch.where(close, near.starts, starts))
+    return shared_out(counts[tables].double().flatten() + FIXED_COST / keys, programs)
