@@ -122,6 +122,17 @@ def test_another_stream_waits_for_what_the_first_call_has_made(kind: str) -> Non
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("mask", ["documents_causal", "columns4", "random_blocks"])
+def test_lists_are_shared_out_by_deterministic_operations_alone(mask: str) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        conformance.run(
+            MATCHES, Case(dims=(64, 64), dtype="bf16", mask=mask, lengths=(520, 520)), "hopper", "cuda"
+        )
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize("before", ["the same call", "a shorter call"])
 @pytest.mark.parametrize("kind", ["causal", "documents"])
 def test_it_runs_in_a_graph(kind: str, before: str) -> None:

@@ -135,12 +135,12 @@ def of_ranks(lines: int, pairs: int, span: int, programs: int, reverse: bool, de
 def shared_out(costs: Tensor, programs: int) -> Order:
     """Pieces of work shared out so that programs take about equally long and, if that is possible, are at
     about the same place at any time: what they read is then in the L2 cache. Each takes its own in their
-    order. Made on the device alone.
+    order. Made on the device alone; `costs` are whole numbers, whose sums are the same in every run.
 
     Those that cost more than a program's share have a program of their own.
     """
     device, count = costs.device, costs.numel()
-    alone = costs >= costs.sum() / programs
+    alone = costs * programs >= costs.sum()
     alone = alone & (alone.cumsum(0) < programs)
     near, even = _in_sections(costs, alone, programs), _by_size(costs, alone, programs)
     spent = [costs.new_zeros(programs).scatter_add_(0, owner, costs).max() for owner in (near, even)]
@@ -165,10 +165,10 @@ def _in_sections(costs: Tensor, alone: Tensor, programs: int) -> Tensor:
     seat = torch.where(section == sections, width + rank, _back_and_forth(rank, width))
     sums = costs.new_zeros((sections + 1) * programs).scatter_add_(0, section * programs + seat, costs[order])
     closed = seats >= width
-    load = costs.new_zeros(programs).masked_fill(closed, torch.inf)
+    load = costs.new_zeros(programs).masked_fill(closed, torch.iinfo(costs.dtype).max)
     owners = []
     for own in sums.view(-1, programs)[:-1]:
-        most = own.masked_fill(closed, -1.0).argsort(descending=True, stable=True)
+        most = own.masked_fill(closed, -1).argsort(descending=True, stable=True)
         least = load.argsort(stable=True)
         load = load.scatter_add(0, least, own[most])
         owners.append(torch.empty_like(least).scatter_(0, most, least))
@@ -185,14 +185,14 @@ def _by_size(costs: Tensor, alone: Tensor, programs: int) -> Tensor:
     rank = torch.arange(count, device=costs.device)
     seat = torch.where(alone[order], width + rank, _back_and_forth(rank - alone.sum(), width))
     owner = torch.empty_like(order).scatter_(0, order, seat)
-    small = (costs <= costs.sum() / programs / _SMALL) & ~alone
+    small = (costs * programs * _SMALL <= costs.sum()) & ~alone
     load = costs.new_zeros(programs).scatter_add_(0, owner, costs * ~small)
-    # The level up to which programs that have less are filled.
+    # Up to this level programs that have less are filled; rounded up, or the last one would get the rest.
     low, total = load.sort().values, (costs * small).cumsum(0)
-    levels = (total[-1] + low.cumsum(0)) / torch.arange(1, programs + 1, device=costs.device)
+    levels = (total[-1] + low.cumsum(0)) // torch.arange(1, programs + 1, device=costs.device) + 1
     level = levels.gather(0, ((levels > low).sum() - 1).clamp(min=0).view(1))
     room = (level - load).clamp(min=0).cumsum(0)
-    filled = torch.searchsorted(room, total - costs / 2, right=True).clamp(max=programs - 1)
+    filled = torch.searchsorted(room, total - costs // 2, right=True).clamp(max=programs - 1)
     return torch.where(small, filled, owner)
 
 
@@ -210,4 +210,4 @@ def of_counts(counts: Tensor, tables: Tensor, keys: int, programs: int) -> Order
         tables: int64 `[pairs]`, the table of each pair.
         keys: of a tile.
     """
-    return shared_out(counts[tables].double().flatten() + FIXED_COST / keys, programs)
+    return shared_out(counts[tables].flatten().long() * keys + FIXED_COST, programs)
