@@ -66,12 +66,13 @@ def steps(made: Any, C: Variant) -> list[list[str]]:
 
 #: What calls without a list of tiles take, and one with: the rest is for `-m slow`.
 POINTS = [
-    (64, "full"), (64, "band"), (128, "full"), (128, "short full"), (128, "band"), (128, "short band"),
-    (128, "window"), (128, "rows"), (256, "full"), (256, "band"),
+    (64, "full"), (64, "band"), (128, "full"), (128, "short full"), (128, "band"), (128, "window"),
+    (128, "rows"), (256, "full"), (256, "band"),
 ]  # fmt: skip
 OTHERS = [
     (64, "short full"), (64, "short band"), (64, "window"), (64, "rows"), (64, "cols"), (64, "bits"),
-    (128, "cols"), (128, "bits"), (256, "window"), (256, "rows"), (256, "cols"), (256, "bits"),
+    (128, "short band"), (128, "cols"), (128, "bits"), (256, "window"), (256, "rows"), (256, "cols"),
+    (256, "bits"),
 ]  # fmt: skip
 EVERY = [*POINTS, *(pytest.param(*point, marks=pytest.mark.slow) for point in OTHERS)]
 
