@@ -6,7 +6,7 @@
     │   ├── DtypeError                    dtypes that do not fit together
     │   ├── DeviceError                   tensors on different devices
     │   ├── MaskError                     a mask that does not fit the call it is used in
-    │   └── CapacityError                 an algorithm that needs more fast memory than its machine has
+    │   └── CapacityError                 more fast memory or pages of a cache are needed than there are
     ├── ArgumentTypeError (TypeError)     the wrong kind of object
     ├── BackendError (ValueError)         a backend asked for by name cannot run this call
     └── DerivativeError (NotImplementedError)   a derivative that does not exist here
@@ -43,7 +43,9 @@ class MaskError(ArgumentError):
 
 
 class CapacityError(ArgumentError):
-    """A schedule needs more fast memory than the machine on which it is played through has."""
+    """A schedule needs more fast memory than the machine on which it is played through has, or sequences more
+    pages than their cache has.
+    """
 
 
 class ArgumentTypeError(TilefoldError, TypeError):
