@@ -62,7 +62,8 @@ class Problem:
         options: names of the score options in use (`Scores.flags`).
         deterministic: whether bit-stable gradients are demanded.
         backend: name of the backend asked for, or None.
-        aligned: whether q, k and v have dense rows that begin at multiples of 16 bytes, see `is_aligned`.
+        aligned: whether q, k and v have dense rows that begin at multiples of 16 bytes, see `is_aligned`; of
+            a call without tensors None.
     """
 
     batch: int
@@ -78,7 +79,7 @@ class Problem:
     options: tuple[str, ...] = ()
     deterministic: bool = False
     backend: str | None = None
-    aligned: bool = True
+    aligned: bool | None = None
 
     @property
     def group(self) -> int:
@@ -89,6 +90,13 @@ class Problem:
     def accumulator(self) -> torch.dtype:
         """Dtype in which scores, sums and `lse` are kept: float32, or float64 for float64 inputs."""
         return accumulator(self.dtype)
+
+    @property
+    def lies_aligned(self) -> bool:
+        """`aligned`, or whether dense tensors of these sizes are."""
+        if self.aligned is not None:
+            return self.aligned
+        return all(size * self.dtype.itemsize % 16 == 0 for size in (self.head_dim, self.v_head_dim))
 
     @property
     def is_empty(self) -> bool:

@@ -261,8 +261,12 @@ def test_rows_that_outgrow_their_reference_are_computed_again(head_dim: int, mas
     agree(rising(600, head_dim), MASKS[mask])
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("mask", ["full", "causal", "long window"])
-def test_long_lines_that_are_lost_are_given_up_early(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lines_that_are_lost_are_given_up_early(
+    mask: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 512 keys; all consumers have rows in all lines."""
     emulator.modules()
     kernel = emulator.part("attend")
     skip, given_up = kernel.skip, []
@@ -273,13 +277,15 @@ def test_long_lines_that_are_lost_are_given_up_early(mask: str, monkeypatch: pyt
 
     monkeypatch.setattr(kernel, "skip", noted)
     monkeypatch.setattr(launch, "_LONG", 2048)
-    q, k, v = rising(2600)
+    q, k, v = rising(2688, head_dim)
     # The head whose scores rise along the way.
     x = tuple(t[:, :1].contiguous() for t in (q, k, v))
-    agree(x, masks.window(1500, 5) if mask == "long window" else MASKS[mask])
-    assert max(given_up) > 8
+    form = masks.window(2500, 5) if mask == "long window" else MASKS[mask]
+    agree(x, form)
+    keys = launch.variant_of(work_of(x, form)).BN
+    assert max(given_up) == (2688 - 512) // keys
     given_up.clear()
-    agree(draw((384, 2600)), MASKS["full"])
+    agree(draw((384, 2688), head_dim=head_dim), MASKS["full"])
     assert max(given_up) == 0
 
 

@@ -124,6 +124,15 @@ def test_shares_take_equally_long(programs: int, seed: int) -> None:
     assert max(spent) <= max(1.05 * mean + 2.0, float(costs.max()) + 0.04 * mean)
 
 
+def test_large_pieces_are_balanced_by_small_ones() -> None:
+    """One in seven is ten times as large: in sections some programs would have a quarter more than others."""
+    costs = torch.randint(2, 62, (2000,), generator=torch.Generator().manual_seed(0))
+    costs[::7] *= 10
+    jobs = schedule.shared_out(costs, 132)
+    spent = [float(costs[own(jobs, n)].sum()) for n in range(132)]
+    assert max(spent) <= 1.05 * sum(spent) / 132
+
+
 def test_programs_are_at_about_the_same_place_at_any_time() -> None:
     """So that keys that one of them has read are still in the L2 cache when the next one wants them."""
     costs = torch.randint(1, 9, (1200,), generator=torch.Generator().manual_seed(0))
@@ -366,6 +375,8 @@ def test_calls_that_ask_for_nobody_go_where_they_are_fast() -> None:
             (dataclasses.replace(unasked, aligned=False), BANDS[0], "multiples of 16 bytes"),
             (unasked, bits, "faster with masks of blocks"),
             (dataclasses.replace(unasked, q_length=63), BANDS[0], "64 rows and more, this call 63"),
+            (dataclasses.replace(unasked, head_dim=24, v_head_dim=16), BANDS[0], "fill less than half"),
+            (dataclasses.replace(unasked, head_dim=100), BANDS[0], "multiples of 16 bytes"),
         ):
             (found,) = backend.why_not(problem, form)
             assert reason in found
@@ -408,6 +419,35 @@ def test_what_lies_as_tma_takes_it_is_told(change: Callable[[Tensor], Tensor], a
     found = explain(x, x, x, machine="H200")
     assert found.backend == ("hopper" if aligned else "triton")
     assert aligned or "multiples of 16 bytes" in str(found)
+
+
+@pytest.mark.parametrize("dims, aligned", [((64, 64), True), ((100, 64), False), ((64, 36), False)])
+def test_a_call_without_tensors_lies_as_dense_ones_would(dims: tuple[int, int], aligned: bool) -> None:
+    problem = dataclasses.replace(ASKED, head_dim=dims[0], v_head_dim=dims[1], backend=None)
+    q, k, v = (torch.zeros(2, 4, 128, size, dtype=torch.bfloat16) for size in (dims[0], *dims))
+    for found in (explain(problem, machine="H200"), explain(q, k, v, machine="H200")):
+        assert found.backend == ("hopper" if aligned else "triton")
+
+
+def test_a_capture_does_not_wait_for_what_began_outside_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    origin, waited = launch.Origin(CPU), []
+
+    class Stream:
+        def wait_event(self, event: object) -> None:
+            waited.append(event)
+
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 2, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    origin._event, origin._stream = "made", 1
+    monkeypatch.setattr(launch, "capturing", lambda device: True)
+    origin.before()
+    assert not waited
+    monkeypatch.setattr(launch, "capturing", lambda device: False)
+    origin.before()
+    assert waited == ["made"]
+    origin._stream = 2
+    origin.before()
+    assert len(waited) == 1
 
 
 def test_all_reasons_are_given_at_once() -> None:

@@ -115,7 +115,7 @@ class HopperEntry:
         return sorted(found, key=lambda sizes: len(set(sizes) ^ set(old)))
 
     def _deepest(self, value: dict[str, Any]) -> list[Sizes]:
-        for stages in range(6, 1, -1):
+        for stages in range(tuned.HOPPER["STAGES"].stop - 1, 1, -1):
             sizes = as_sizes(value | {"STAGES": stages})
             if self.fits(sizes, SHARED):
                 return [sizes]

@@ -22,8 +22,8 @@ from tilefold.problem import Problem
 ARCHITECTURE = "sm90"
 #: The widest head that the kernel holds, and the most query heads.
 WIDEST, MOST_HEADS = 256, (1 << 16) - 1
-#: Rows of calls that it gets without being asked for.
-FEWEST_ROWS = 64
+#: Rows, and columns of heads, of calls that it gets without being asked for.
+FEWEST_ROWS, FEWEST_COLUMNS = 64, 32
 
 
 def _refusal(device: str) -> str | None:
@@ -51,7 +51,7 @@ def _architecture() -> str | None:
 def _better_elsewhere(problem: Problem, form: Any) -> list[str]:
     """Why a call that names no backend is left to the Triton kernels: `backend="hopper"` runs it, too."""
     reasons = []
-    if not problem.aligned:
+    if not problem.lies_aligned:
         reasons.append(
             "it copies by TMA, which takes dense rows at multiples of 16 bytes; q, k or v lie otherwise, and "
             "would first be copied"
@@ -62,6 +62,11 @@ def _better_elsewhere(problem: Problem, form: Any) -> list[str]:
         reasons.append(
             f"its tiles have {FEWEST_ROWS} rows and more, this call {problem.q_length}, and the Triton "
             "kernels plan a call of new lengths sooner"
+        )
+    if max(problem.head_dim, problem.v_head_dim) < FEWEST_COLUMNS:
+        reasons.append(
+            f"its tiles have 64 columns and more, of which heads of {problem.head_dim} (q, k) and "
+            f"{problem.v_head_dim} (v) fill less than half"
         )
     if tuned.assumed() is None and not _alone():
         reasons.append("not all GPUs here are Hopper's")

@@ -261,7 +261,7 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
         if C.TRIAL:
             # After some tiles of a long line there is a look at its sums: if they are lost already, so is the
             # time that the others would take.
-            trial = gl.where(stop > _MANY // C.BN, _TRIAL // C.BN, stop)
+            trial = gl.where(stop > _MANY // C.BN, gl.maximum(start, _TRIAL // C.BN), stop)
         for part in range(PARTS):
             for j in range(gl.where(part == 0, start, trial), gl.where(part == 0, trial, stop)):
                 # Where a tile lies is asked by masks, ALiBi and biases alone.

@@ -135,7 +135,8 @@ def of_ranks(lines: int, pairs: int, span: int, programs: int, reverse: bool, de
 def shared_out(costs: Tensor, programs: int) -> Order:
     """Pieces of work shared out so that programs take about equally long and, if that is possible, are at
     about the same place at any time: what they read is then in the L2 cache. Each takes its own in their
-    order. Made on the device alone; `costs` are whole numbers, whose sums are the same in every run.
+    order. Made on the device alone; `costs` are whole numbers, whose sums are the same in every run (up to
+    2^45 or so: they are multiplied by the programs).
 
     Those that cost more than a program's share have a program of their own.
     """
