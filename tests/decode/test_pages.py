@@ -218,6 +218,7 @@ def test_found_pages_do_not_count_as_room() -> None:
         (lambda p: p.start(["a"]), ArgumentTypeError, "tokens: expected whole numbers"),
         (lambda p: p.start([1 << 63]), ArgumentError, "tokens: expected numbers of 64 bits, got"),
         (lambda p: p.start([1], uncached=-1), ArgumentError, "uncached: expected 0 or more, got -1"),
+        (lambda p: p.start([1], salt="me"), ArgumentTypeError, "salt: expected bytes, got 'me'"),
         (lambda p: p.append(7, [1]), ArgumentError, "sequence: expected one that was started .*, got 7"),
         (lambda p: p.truncate(0, 3), ArgumentError, "length: expected at most the sequence's 2, got 3"),
         (lambda p: p.truncate(0, -1), ArgumentError, "length: expected 0 or more, got -1"),

@@ -116,6 +116,8 @@ class PageAllocator:
         Raises:
             CapacityError: there are not enough pages.
         """
+        if not isinstance(salt, bytes):
+            raise ArgumentTypeError(f"salt: expected bytes, got {salt!r}")
         owner, given = _Owner(_root(salt)), _tokens(tokens)
         size, parent = self.page_size, owner.root
         for at in range(0, len(given) - _whole("uncached", uncached, 0) - size + 1, size):
