@@ -7,6 +7,8 @@ STAMP  := $(VENV)/.ready
 OLDEST_TRITON := 3.6.0
 OLDEST := $(VENV)/triton-$(OLDEST_TRITON)
 ARGS   ?=
+TESTED := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q
+INTERPRETED := TRITON_INTERPRET=1 PYTHONPATH=$(OLDEST) $(TESTED) -p no:cacheprovider tests/triton -m interpreter
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-oldest-triton compile-all gpu-record check clean
@@ -25,10 +27,12 @@ demo: $(STAMP)  ## train, verify, measure and sample on this machine (options: m
 	@$(BIN)/python -m tilefold.demo $(ARGS)
 
 test: $(OLDEST)/.ready  ## run the tests that need neither a GPU nor patience (options: make test ARGS="-k masks")
-	@# Test tensors are small: more threads would wait for each other longer than they work.
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q $(ARGS)
-	@# The kernels, interpreted, which takes a process of its own.
-	$(if $(ARGS),,TRITON_INTERPRET=1 PYTHONPATH=$(OLDEST) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q tests/triton -m interpreter)
+	@# Test tensors are small: more threads would wait for each other longer than they work. The kernels are
+	@# interpreted in a process of its own, beside the other tests; what it says comes behind what these say.
+	@$(if $(ARGS),,$(INTERPRETED) > $(VENV)/interpreted.txt 2>&1 & beside=$$!;) \
+	$(TESTED) $(ARGS); status=$$?; \
+	$(if $(ARGS),,wait $$beside || status=$$?; echo "The kernels, interpreted:"; cat $(VENV)/interpreted.txt;) \
+	exit $$status
 	@$(BIN)/python benchmarks/gpu_record.py --check || true
 
 # Where Triton cannot be had, its tests are skipped.
