@@ -131,11 +131,7 @@ class PageAllocator:
         owner.tokens = given[:cached]
         found = sum(page in self._cached for page in owner.pages)
         self._check(self._needs(owner, len(given) - cached), found)
-        for page in owner.pages:
-            self._uses[page] += 1
-            self._cached.pop(page, None)
-        sequence, self._next = self._next, self._next + 1
-        self._owners[sequence] = owner
+        sequence = self._enter(owner)
         self._write(owner, given[cached:])
         return Started(sequence, cached)
 
@@ -152,11 +148,7 @@ class PageAllocator:
     def fork(self, sequence: int) -> int:
         """Another sequence with the same tokens in the same pages."""
         owner = self._owner(sequence)
-        for page in owner.pages:
-            self._uses[page] += 1
-        fork, self._next = self._next, self._next + 1
-        self._owners[fork] = _Owner(owner.root, owner.tokens[:], owner.pages[:], owner.digests[:])
-        return fork
+        return self._enter(_Owner(owner.root, owner.tokens[:], owner.pages[:], owner.digests[:]))
 
     def truncate(self, sequence: int, length: int) -> None:
         """Take back all tokens but the first `length`, such as those that were guessed wrong."""
@@ -180,6 +172,15 @@ class PageAllocator:
                 f"sequence: expected one that was started and is not finished, got {sequence!r}"
             )
         return self._owners[sequence]
+
+    def _enter(self, owner: _Owner) -> int:
+        """The number of a new sequence, which uses its pages from now on."""
+        for page in owner.pages:
+            self._uses[page] += 1
+            self._cached.pop(page, None)
+        sequence, self._next = self._next, self._next + 1
+        self._owners[sequence] = owner
+        return sequence
 
     def _needs(self, owner: _Owner, tokens: int) -> int:
         end = len(owner.tokens) + tokens

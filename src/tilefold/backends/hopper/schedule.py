@@ -115,8 +115,7 @@ def dealt(
     asks for.
     """
     turn = torch.arange(lines * pairs, device=device)
-    lap, seat = turn // programs, turn % programs
-    owner = torch.where((lap % 2 == 1) & back, programs - 1 - seat, seat)
+    owner = _back_and_forth(turn, programs) if back else turn % programs
     section = turn // (span * lines)
     inner = turn - section * (span * lines)
     width = (pairs - section * span).clamp(max=span)
@@ -143,23 +142,27 @@ def shared_out(costs: Tensor, programs: int) -> Order:
     device, count = costs.device, costs.numel()
     alone = costs * programs >= costs.sum()
     alone = alone & (alone.cumsum(0) < programs)
-    near, even = _in_sections(costs, alone, programs), _by_size(costs, alone, programs)
+    width = programs - alone.sum()
+    # Those alone come first: if they were as many as the programs, all would cost the same.
+    order = costs.argsort(descending=True, stable=True)
+    near = _in_sections(costs, order, alone, width, programs)
+    even = _by_size(costs, order, alone, width, programs)
     spent = [costs.new_zeros(programs).scatter_add_(0, owner, costs).max() for owner in (near, even)]
     owner = torch.where(spent[0] <= _UNEVEN * spent[1], near, even)
     places = (owner * count + torch.arange(count, device=device)).argsort()
     return Order(places, torch.searchsorted(owner[places], torch.arange(programs + 1, device=device)))
 
 
-def _in_sections(costs: Tensor, alone: Tensor, programs: int) -> Tensor:
-    """Whose pieces of work are: section after section they go round, the largest of a section first, back and
-    forth, and the program that has least so far gets the most.
+def _in_sections(costs: Tensor, order: Tensor, alone: Tensor, width: Tensor, programs: int) -> Tensor:
+    """Whose pieces of work are: section after section they go round `width` programs, the largest of a
+    section first, back and forth, and the program that has least so far gets the most. `order`: the largest
+    first.
     """
     device, count = costs.device, costs.numel()
     sections = min(max(count // (_LAPS * programs), 1), _SECTIONS)
     seats = torch.arange(programs, device=device)
-    width, others = programs - alone.sum(), (count - alone.sum()).clamp(min=1)
+    others = (count - programs + width).clamp(min=1)
     section = torch.where(alone, sections, ((~alone).cumsum(0) - 1) * sections // others)
-    order = costs.argsort(descending=True, stable=True)
     order = order[section[order].argsort(stable=True)]
     section = section[order]
     rank = torch.arange(count, device=device) - torch.searchsorted(section, section)
@@ -177,14 +180,12 @@ def _in_sections(costs: Tensor, alone: Tensor, programs: int) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, owner)
 
 
-def _by_size(costs: Tensor, alone: Tensor, programs: int) -> Tensor:
-    """Whose pieces of work are: the large ones go round, the largest first, back and forth, and small ones
-    fill up what these leave, neighbours together.
+def _by_size(costs: Tensor, order: Tensor, alone: Tensor, width: Tensor, programs: int) -> Tensor:
+    """Whose pieces of work are: the large ones go round `width` programs, the largest first, back and forth,
+    and small ones fill up what these leave, neighbours together. `order`: the largest first.
     """
-    width, count = programs - alone.sum(), costs.numel()
-    order = (costs + alone * costs.sum()).argsort(descending=True, stable=True)
-    rank = torch.arange(count, device=costs.device)
-    seat = torch.where(alone[order], width + rank, _back_and_forth(rank - alone.sum(), width))
+    rank = torch.arange(costs.numel(), device=costs.device)
+    seat = torch.where(alone[order], width + rank, _back_and_forth(rank - (programs - width), width))
     owner = torch.empty_like(order).scatter_(0, order, seat)
     small = (costs * programs * _SMALL <= costs.sum()) & ~alone
     load = costs.new_zeros(programs).scatter_add_(0, owner, costs * ~small)
@@ -197,8 +198,8 @@ def _by_size(costs: Tensor, alone: Tensor, programs: int) -> Tensor:
     return torch.where(small, filled, owner)
 
 
-def _back_and_forth(rank: Tensor, width: Tensor) -> Tensor:
-    """Where those who go round `width` places are."""
+def _back_and_forth(rank: Tensor, width: Tensor | int) -> Tensor:
+    """Where those are who go round `width` places, and back in every other lap."""
     seat = rank % width
     return torch.where(rank // width % 2 == 1, width - 1 - seat, seat)
 
