@@ -208,12 +208,12 @@ def test_a_bias_in_every_tile(head_dim: int, keys: int, mask: str) -> None:
 def test_programs_may_have_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def idle(*arguments: Any) -> Order:
         """The first program and the last one have none."""
-        order = of_counts(*arguments)
+        order = of_lines(*arguments)
         order.starts[1], order.starts[-2] = 0, len(order.places)
         return order
 
-    of_counts = launch.of_counts
-    monkeypatch.setattr(launch, "of_counts", idle)
+    of_lines = launch.of_lines
+    monkeypatch.setattr(launch, "of_lines", idle)
     monkeypatch.setattr(launch, "_cores", lambda device: 5)
     cuts = torch.tensor([0, 700, 716, 1024], dtype=torch.int32)
     x, mask = draw((1024, 1024), heads=(2, 1)), masks.documents(cuts, within=masks.causal())

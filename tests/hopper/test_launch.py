@@ -96,7 +96,7 @@ def test_lines_of_one_order_go_round_back_and_forth() -> None:
 
 def lists(counts: list[int], pairs: int = 2, programs: int = 3) -> schedule.Order:
     tables = torch.zeros(pairs, dtype=torch.int64)
-    return schedule.of_counts(torch.tensor([counts]), tables, 128, programs)
+    return schedule.of_lines(torch.tensor([counts]) * 128, tables, programs)
 
 
 def test_lines_are_shared_out_by_what_they_cost() -> None:

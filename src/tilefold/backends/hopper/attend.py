@@ -9,7 +9,7 @@ from .dialect import gl, gluon, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from .finish import LARGEST_SUM, finish
 from .machine import packed, unpacked
 from .mask import BITS, edges_of, marks_of, visible
-from .program import LINES, advance, slot_of, tile_at, told
+from .program import BAND, LINES, advance, is_hidden, is_mixed, key_of, slot_of, tile_at, told
 from .score import bias_of, in_base2, power, scored, slope_of, weights_of
 
 #: A line with more keys is a long one; those before the first look at its sums.
@@ -32,6 +32,18 @@ def skip(w: gl.constexpr, s, stage, phase, turn, count):
             turn += 1
         stage, phase = advance(stage, phase, C.STAGES)
     return stage, phase, turn
+
+
+@gluon.jit
+def passed_over(w: gl.constexpr, s, tile, j, from_, to, passed):
+    """Whether rows take no part in the j-th tile of keys: they see nothing of it, and after `passed` such
+    tiles in a row the ring still has room for the next one beside the last values in use.
+    """
+    C: gl.constexpr = s.C
+    if C.MASK == BAND:
+        return (j >= from_) & (j < to)
+    else:
+        return is_hidden(w, tile) & (passed < C.STAGES - 3)
 
 
 @gluon.jit
@@ -170,6 +182,8 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
     dtype: gl.constexpr = s.q_desc.dtype
     EARLY: gl.constexpr = C.EARLY and not C.TURNS
     MARKS: gl.constexpr = C.FIXED or C.CAREFUL
+    LISTS: gl.constexpr = C.MASK != BAND
+    PASSES: gl.constexpr = C.BELOW or C.MASK == BITS
     slot, parity = slot_of(done, C)
     mbarrier.wait(s.q_full.index(slot + w), parity)
     place, tiles, shares = told(w, s, slot + w)
@@ -177,12 +191,17 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
     base, whole, masked = tiles
     before, from_, to, own, after = shares
     edges, slope, bias, o, reference, sums = opened(s, b, h, m0, table)
-    given_up = gl.to_tensor(0)
-    # Where no tile is whole, none of them gives every row a fixed reference.
-    online = (again > 0) | (whole == 0)
+    zero = gl.to_tensor(0)
+    given_up, passed = zero, zero
     if C.MASKED:
         stage, phase, turn = skip(w, s, stage, phase, turn, before)
     if own > 0:
+        first = tile_at(s, base, whole, masked, 0)
+        open_ = whole > 0
+        if LISTS:
+            open_ = is_mixed(w, first) == 0
+        # Unless all rows see the first tile, it gives them no fixed reference.
+        online = (again > 0) | (open_ == 0)
         held = s.q_smem.index(slot + w).reshape([LINES, C.D])
         if C.HELD:
             q = held.load(gl.DotOperandLayout(0, s_layout, 2))
@@ -199,7 +218,10 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
         stage, phase = advance(stage, phase, C.STAGES)
         if EARLY:
             # If the next tile is none of these rows' this product is for nothing.
-            soon = (online == 0) & (own > 1) & ((from_ > 1) | (to <= 1))
+            second = tile_at(s, base, whole, masked, gl.minimum(own - 1, 1))
+            soon = (online == 0) & (own > 1)
+            if C.MASKED:
+                soon = soon & (passed_over(w, s, second, 1, from_, to, 0) == 0)
             mbarrier.wait(s.k_full.index(stage), phase, pred=soon)
             sent_next = product(w, s, q, stage, turn)
             scores = warpgroup_mma_wait(1, [sent])
@@ -207,10 +229,10 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
             scores = warpgroup_mma_wait(0, [sent])
         if not C.JOINED:
             mbarrier.arrive(s.k_empty.index(last_stage), count=1)
-        n0 = tile_at(s, base, whole, masked, 0) * C.BN
+        n0 = key_of(s, first)
         edges = marks_of(s, m0, n0, table, edges)
         scores = scored(s, scores, m0, n0, slope, bias, s_layout)
-        if C.MASKED and whole == 0:
+        if C.MASKED and open_ == 0:
             scores = gl.where(visible(s, m0, n0, table, edges, s_layout), scores, float("-inf"))
         reference = in_base2(s, gl.max(scores, 1))
         # Keys may be hidden, or infinite.
@@ -223,11 +245,14 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
             ready = warpgroup_mma_wait(0, [sent_next])
             if soon:
                 start = 2
-                n0 = tile_at(s, base, whole, masked, 1) * C.BN
+                n0 = key_of(s, second)
                 edges = marks_of(s, m0, n0, table, edges)
+                hides = whole == 1
+                if LISTS:
+                    hides = is_mixed(w, second)
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                     w, s, q, ready, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
-                    own > 2, m0, n0, slope, bias, table, edges, whole == 1, True, C.MASKED, not C.FIXED,
+                    own > 2, m0, n0, slope, bias, table, edges, hides, True, C.MASKED, not C.FIXED,
                 )  # fmt: skip
             else:
                 mbarrier.wait(s.k_full.index(stage), phase, pred=own > 1)
@@ -237,12 +262,15 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
         # else: code that has not run yet is slow to come, and what lies beyond its first 60 kB slower still.
         if C.FIXED or C.MASKED:
             for j in range(1, gl.where(online, own, 0)):
-                n0 = tile_at(s, base, whole, masked, j) * C.BN
+                tile = tile_at(s, base, whole, masked, j)
+                n0 = key_of(s, tile)
                 edges = marks_of(s, m0, n0, table, edges)
-                if C.BELOW and (j >= from_) & (j < to):
+                if PASSES and passed_over(w, s, tile, j, from_, to, passed):
                     stage, phase, turn = skip(w, s, stage, phase, turn, 1)
                     mbarrier.wait(s.k_full.index(stage), phase, pred=j + 1 < own)
+                    passed += 1
                 else:
+                    passed = zero
                     p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                         w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
                         j + 1 < own, m0, n0, slope, bias, table, edges, True, False, C.MASKED, True,
@@ -254,7 +282,7 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
             coming = tile_at(s, base, whole, masked, gl.minimum(start, own - 1))
         if C.MASK == BITS:
             # What is known of a tile is loaded one tile ahead, and where it lies two ahead.
-            marks = marks_of(s, m0, coming * C.BN, table, edges)
+            marks = marks_of(s, m0, key_of(s, coming), table, edges)
             later = tile_at(s, base, whole, masked, gl.minimum(start + 1, own - 1))
         stop = gl.where(online, 0, own if ONE_LOOP else whole)
         trial = stop
@@ -265,19 +293,28 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
         for part in range(PARTS):
             for j in range(gl.where(part == 0, start, trial), gl.where(part == 0, trial, stop)):
                 # Where a tile lies is asked by masks, ALiBi and biases alone.
-                n0 = coming * C.BN
+                n0 = key_of(s, coming)
                 hides = j >= whole
+                skips = False
+                if LISTS:
+                    hides = is_mixed(w, coming)
                 if C.MASK == BITS:
+                    skips = passed_over(w, s, coming, j, from_, to, passed)
                     edges, coming = marks, later
-                    hides = edges[0] != -2
-                    marks = marks_of(s, m0, coming * C.BN, table, edges)
+                    marks = marks_of(s, m0, key_of(s, coming), table, edges)
                     later = tile_at(s, base, whole, masked, gl.minimum(j + 2, own - 1))
                 elif C.ALIBI or C.BIAS or ONE_LOOP:
                     coming = tile_at(s, base, whole, masked, gl.minimum(j + 1, own - 1))
-                p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
-                    w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
-                    j + 1 < own, m0, n0, slope, bias, table, edges, hides, False, ONE_LOOP, not C.FIXED,
-                )  # fmt: skip
+                if C.MASK == BITS and skips:
+                    stage, phase, turn = skip(w, s, stage, phase, turn, 1)
+                    mbarrier.wait(s.k_full.index(stage), phase, pred=j + 1 < own)
+                    passed += 1
+                else:
+                    passed = zero
+                    p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
+                        w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
+                        j + 1 < own, m0, n0, slope, bias, table, edges, hides, False, ONE_LOOP, not C.FIXED,
+                    )  # fmt: skip
             if C.TRIAL and (part == 0) & (trial < stop):
                 lost = gl.max(gl.max(gl.max(gl.where(sums < LARGEST_SUM, 0, 1), 2), 1), 0) > 0
                 given_up = gl.where(lost, own - trial, given_up)
@@ -286,7 +323,7 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
         if C.BELOW:
             for j in range(gl.maximum(start, whole), gl.where(online, 0, own)):
                 if (j < from_) | (j >= to):
-                    n0 = tile_at(s, base, whole, masked, j) * C.BN
+                    n0 = key_of(s, tile_at(s, base, whole, masked, j))
                     p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
                         w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
                         j + 1 < own, m0, n0, slope, bias, table, edges, True, False, True, not C.FIXED,

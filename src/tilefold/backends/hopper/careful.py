@@ -13,7 +13,7 @@ from .dialect import gl, gluon, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from .finish import finish
 from .machine import keep_pointer, kept_pointer, packed, unpacked
 from .mask import marks_of, visible
-from .program import LINES, advance, got, put, slot_of, tile_at, told
+from .program import LINES, advance, got, key_of, put, slot_of, tile_at, told
 from .score import scored, weights_of
 
 
@@ -83,7 +83,7 @@ def attend_carefully(s, done, offset, stage, phase):
     edges, slope, bias, o, reference, sums = opened(s, b, h, m0, table)
     q = s.q_smem.index(slot).reshape([LINES, C.D])
     for j in range(own + after):
-        n0 = tile_at(s, base, whole, masked, j) * C.BN
+        n0 = key_of(s, tile_at(s, base, whole, masked, j))
         edges = marks_of(s, m0, n0, table, edges)
         mbarrier.wait(s.k_full.index(stage), phase)
         scores = warpgroup_mma_wait(0, [multiplied(s, q, stage)])

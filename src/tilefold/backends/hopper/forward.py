@@ -31,6 +31,7 @@ from .program import (
     got,
     how_many_again,
     is_broken,
+    key_of,
     piece_at,
     put,
     slot_of,
@@ -158,7 +159,7 @@ def copy_tiles(s, piece, tiles, stage, phase):
     for j in range(count):
         copy_values(s, b, hk, n0, stage, phase)
         stage, phase = advance(stage, phase, C.STAGES)
-        n0 = coming * C.BN
+        n0 = key_of(s, coming)
         coming = tile_at(s, base, whole, masked, gl.minimum(j + 2, count - 1))
         if j + 1 < count:
             copy_keys(s, b, hk, n0, stage, phase)

@@ -13,6 +13,7 @@ from torch import Tensor
 from tilefold.backends.triton.arguments import Kept, MaskArguments, dtypes, of_mask, strides_of_bias
 from tilefold.backends.triton.lists import Lists, lists_of
 from tilefold.cost.grid import section
+from tilefold.cost.tiles import PARTIAL
 from tilefold.masks.band import Band
 from tilefold.masks.context import capturing
 from tilefold.planning.backend import Work
@@ -20,8 +21,8 @@ from tilefold.problem import Problem
 
 from .dialect import Maps, Run, Tail
 from .forward import forward_kernel
-from .lines import of_band, of_lists
-from .schedule import Schedule, of_costs, of_counts, of_ranks, scheduled
+from .lines import Listed, of_band, of_lists
+from .schedule import Schedule, of_costs, of_lines, of_ranks, scheduled
 from .sizes import kind_of, sizes_of, width_of
 from .tails import Tails
 from .variant import KINDS, LINES, LOG2E, Variant, blocks_of
@@ -83,7 +84,7 @@ def _shared(x: Tensor, heads: int) -> Tensor:
 
 
 def schedule(
-    p: Problem, form: Any, device: torch.device, C: Variant, lists: Lists | None, mask: MaskArguments
+    p: Problem, form: Any, device: torch.device, C: Variant, listed: Listed | None, mask: MaskArguments
 ) -> Schedule:
     """Who does what; `p` with heads and rows as the kernel sees them."""
     rows, keys = LINES * C.GROUPS, C.BN
@@ -91,11 +92,11 @@ def schedule(
     programs = min(_cores(device), lines * pairs)
     size = p.k_length * (p.head_dim + p.v_head_dim) * p.dtype.itemsize
     span = section(pairs, _CACHED_BYTES // max(size, 1) * group, group)
-    if lists is not None:
-        about = of_lists(lists.counts, lists.tiles, C)
+    if listed is not None:
+        about = listed.lines
         batches, heads = (torch.arange(n, device=device) for n in (p.batch, p.q_heads))
         tables = (batches[:, None] * mask.table_b + heads * mask.table_h).flatten()
-        order = of_counts(about.counts, tables, keys, programs)
+        order = of_lines(listed.costs, tables, programs)
     elif capturing(device):
         about = of_band(mask, p.q_length, p.k_length, C, device)
         order = of_ranks(lines, pairs, span, programs, form.hi is not None, device)
@@ -190,20 +191,30 @@ def _lists(form: Any, p: Problem, rows: int, keys: int, device: torch.device) ->
     return found
 
 
+def _states(form: Any, p: Problem, keys: int, device: torch.device) -> Tensor:
+    """What each 64 rows see of each tile of keys, for `of_lists`."""
+    states = form.tile_states(p.q_length, p.k_length, LINES, keys, device).flatten(0, 1)
+    if p.k_length % keys:
+        # A tile over the edge needs a mask, whatever it shows.
+        states = torch.cat([states[..., :-1], states[..., -1:].clamp(max=PARTIAL)], -1)
+    return states
+
+
 def _make(work: Work, _: str, more: Any) -> _Made:
     heads_outside, period = more
     p, form, C = work.problem, work.form, variant_of(work, period)
     B, H, L = p.batch, p.q_heads, p.q_length
     if period:
         p = replace(p, q_heads=p.k_heads, q_length=p.group * L)
-    rows, lists = LINES * C.GROUPS, None
-    if not isinstance(form, Band):
-        lists = _lists(form, p, rows, C.BN, work.q.device)
-    mask = of_mask(form, lists)
+    lists = None if isinstance(form, Band) else _lists(form, p, LINES * C.GROUPS, C.BN, work.q.device)
+    mask, listed = of_mask(form, lists), None
+    if lists is not None:
+        listed = of_lists(lists, _states(form, p, C.BN, work.q.device), C)
+        mask = mask._replace(tiles=listed.tiles)
     if mask.bounds is not None and mask.bounds.numel() == 0:
         # Words of bits without a mixed granule: what is read there counts for nothing, but it is read.
         mask = mask._replace(bounds=mask.bounds.new_zeros(2 * LINES))
-    jobs = schedule(p, form, work.q.device, C, lists, mask)
+    jobs = schedule(p, form, work.q.device, C, listed, mask)
     tiles, bounds, index = (jobs.work if x is None else x for x in (mask.tiles, mask.bounds, mask.index))
     # TMA writes rows that start at multiples of 16 bytes.
     d = -(-p.v_head_dim // 8) * 8

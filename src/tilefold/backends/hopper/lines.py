@@ -11,13 +11,18 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tilefold.backends.triton.arguments import MaskArguments
+from tilefold.backends.triton.lists import Lists
+from tilefold.cost.tiles import FULL, PARTIAL
 
-from .variant import LINES, Variant
+from .variant import BITS, HIDDEN, LINES, MIXED, Variant
 
 #: Numbers of a warp group.
 WORDS = 8
+#: How much longer than a whole tile one under a mask takes, and any tile with the online softmax, in sixteenths.
+MIXED_MORE, ONLINE_MORE = 5, 6
 
 
 class Lines(NamedTuple):
@@ -70,7 +75,7 @@ def of_band(mask: MaskArguments, q_length: int, k_length: int, C: Variant, devic
         base = torch.where(whole > 0, upper, begin)
     masked, count = stop - base, stop - begin
     if not C.MASKED:
-        shares = _everything(count, C)
+        shares = [_first_of(count, count)] * C.GROUPS
     else:
         shares = []
         for w in range(C.GROUPS):
@@ -91,22 +96,80 @@ def of_band(mask: MaskArguments, q_length: int, k_length: int, C: Variant, devic
     return _lines(base, whole, masked, shares, torch.where(whole > 0, base - 1, base) * C.BN)
 
 
-def of_lists(counts: Tensor, tiles: Tensor, C: Variant) -> Lines:
-    """Of lists: all rows of a line take all its tiles.
+class Listed(NamedTuple):
+    """
+    Attributes:
+        lines: what each line visits.
+        tiles: int32 `[tables, lines, capacity]`, the tiles of each line in their order, with bits that say
+            which warp groups see nothing of a tile, and not all of it (`variant.HIDDEN, MIXED`).
+        costs: int64 `[tables, lines]`, how long each line takes, in keys.
+    """
+
+    lines: Lines
+    tiles: Tensor
+    costs: Tensor
+
+
+def of_lists(lists: Lists, states: Tensor, C: Variant) -> Listed:
+    """Of lists. Tiles that all rows see come first, then those of which each warp group sees something, then
+    those of single ones in turn, so that none of them is without work for long.
 
     Args:
-        counts: int32 `[tables, lines, 2]`, how many tiles of a line are full, how many partial.
-        tiles: int32 `[tables, lines, capacity]`.
+        states: int8 `[tables, ceil(q_length / 64), tiles]`: of what each 64 rows see, a tile is empty (0),
+            partial (1) or full (2).
     """
-    full, partial = counts.long().unbind(-1)
-    base = torch.arange(full.numel(), device=full.device).view_as(full)
-    return _lines(base, full, partial, _everything(full + partial, C), tiles[:, :, 0].long() * C.BN)
+    full, partial = (x[..., None] for x in lists.counts.unbind(-1))
+    tables, lines, capacity = lists.tiles.shape
+    states = pad(states, (0, 0, 0, lines * C.GROUPS - states.shape[1])).view(tables, lines, C.GROUPS, -1)
+    at = torch.arange(capacity, device=states.device)
+    count = full + partial
+    # Nothing is said of what lies behind them in memory.
+    tiles = torch.where(at < count, lists.tiles, 0)
+    states = _at(states, tiles) * (at < count)[:, :, None]
+    group = torch.arange(C.GROUPS, device=states.device)[:, None]
+    viewers = ((states > 0) << group).sum(2)
+    # Those that more warp groups see come first, then those that more of them see all of. Among these, each
+    # has its place among those that the same warp groups see.
+    key = (2 * C.GROUPS - (states > 0).sum(2) * (C.GROUPS + 1) - (states == FULL).sum(2)) * (capacity + 1)
+    for some in range(1, 1 << C.GROUPS):
+        same = viewers == some
+        key += same * same.cumsum(-1, dtype=torch.int32)
+    key = torch.where(at < full, key.min() - 1, key)
+    order = key.argsort(dim=-1, stable=True)
+    states = _at(states, order)
+    seen = states > 0
+    own = ((at + 1) * seen).amax(-1)
+    flags = ((~seen << (HIDDEN + group)) | ((states < FULL) << (MIXED + group))).sum(2)
+    tiles = tiles.gather(-1, order)
+    base = torch.arange(full.numel(), device=full.device).view_as(full[..., 0])
+    shares = [_first_of(own[:, :, w], count[..., 0]) for w in range(C.GROUPS)]
+    found = _lines(base, full[..., 0], partial[..., 0], shares, tiles[:, :, 0].long() * C.BN)
+    return Listed(found, (tiles | flags).int(), _costs(states, own, at, C))
 
 
-def _everything(count: Tensor, C: Variant) -> list[Tensor]:
-    """All tiles of a line for all warp groups."""
-    none = torch.zeros_like(count)
-    return [torch.stack([none, count, count, count, none], -1)] * C.GROUPS
+def _costs(states: Tensor, own: Tensor, at: Tensor, C: Variant) -> Tensor:
+    """How long lines take, in keys, of the states of their tiles for each warp group, of which it takes the
+    first `own`.
+    """
+    mixed = states == PARTIAL
+    if C.MASK != BITS:
+        mixed = (states < FULL) & (at < own[..., None])
+    busy = 16 * (states == FULL).sum(-1) + (16 + MIXED_MORE) * mixed.sum(-1)
+    online = (states[..., 0] < FULL) | (not C.FIXED)
+    busy = torch.where(online, busy * (16 + ONLINE_MORE) // 16, busy) * C.BN // 16
+    # Alone, a warp group takes more than its part of the time that all of them take.
+    return torch.maximum(busy.sum(-1) // C.GROUPS, busy.amax(-1) * 5 // 8)
+
+
+def _at(states: Tensor, places: Tensor) -> Tensor:
+    """States of warp groups, `[tables, lines, groups, tiles]`, at places that they share."""
+    return states.gather(-1, places.long()[:, :, None].expand(-1, -1, states.shape[2], -1))
+
+
+def _first_of(own: Tensor, count: Tensor) -> Tensor:
+    """The share of a warp group that takes the first `own` of `count` tiles."""
+    none = torch.zeros_like(own)
+    return torch.stack([none, own, own, own, count - own], -1)
 
 
 def _lines(base: Tensor, whole: Tensor, masked: Tensor, shares: list[Tensor], first: Tensor) -> Lines:

@@ -12,6 +12,8 @@ from .dialect import aggregate, gl, gluon, tma
 
 BAND = gl.constexpr(variant.BAND)
 LINES = gl.constexpr(variant.LINES)
+_HIDDEN, _MIXED = gl.constexpr(variant.HIDDEN), gl.constexpr(variant.MIXED)
+_TILE = gl.constexpr((1 << variant.HIDDEN) - 1)
 
 
 @aggregate
@@ -175,12 +177,36 @@ def lse_of(s, b, h, rows):
 
 @gluon.jit
 def tile_at(s, base, whole, masked, j):
-    """The j-th tile of keys that a line visits; `base, whole, masked` of `lines`."""
+    """The j-th tile of keys that a line visits; `base, whole, masked` of `lines`. Of lists, the word of
+    `lines.Listed`.
+    """
     C: gl.constexpr = s.C
     if C.MASK == BAND:
         return base + gl.where(j < whole, -1 - j, gl.where(j < whole + masked, j - whole, masked - 1 - j))
     else:
         return gl.load(s.tiles + base.to(gl.int64) * s.capacity + j)
+
+
+@gluon.jit
+def key_of(s, tile):
+    """The first key of a tile of `tile_at`."""
+    C: gl.constexpr = s.C
+    if C.MASK == BAND:
+        return tile * C.BN
+    else:
+        return (tile & _TILE) * C.BN
+
+
+@gluon.jit
+def is_hidden(w: gl.constexpr, tile):
+    """Whether the rows of warp group `w` see nothing of a tile of a list."""
+    return ((tile >> (_HIDDEN + w)) & 1) != 0
+
+
+@gluon.jit
+def is_mixed(w: gl.constexpr, tile):
+    """Whether they do not see all of it."""
+    return ((tile >> (_MIXED + w)) & 1) != 0
 
 
 @gluon.jit

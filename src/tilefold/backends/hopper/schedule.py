@@ -204,12 +204,11 @@ def _back_and_forth(rank: Tensor, width: Tensor | int) -> Tensor:
     return torch.where(rank // width % 2 == 1, width - 1 - seat, seat)
 
 
-def of_counts(counts: Tensor, tables: Tensor, keys: int, programs: int) -> Order:
-    """For lines whose numbers of tiles only the device knows; never waits for it.
+def of_lines(costs: Tensor, tables: Tensor, programs: int) -> Order:
+    """For lines of which only the device knows how long they take; never waits for it.
 
     Args:
-        counts: `[tables, lines]`, of the tiles of each line.
+        costs: int64 `[tables, lines]`, in keys.
         tables: int64 `[pairs]`, the table of each pair.
-        keys: of a tile.
     """
-    return shared_out(counts[tables].flatten().long() * keys + FIXED_COST, programs)
+    return shared_out(costs[tables].flatten() + FIXED_COST, programs)

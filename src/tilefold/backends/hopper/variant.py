@@ -10,6 +10,9 @@ KINDS = {"band": BAND, "rows": ROWS, "cols": COLS, "bits": BITS}
 LOG2E = 1.4426950408889634
 #: Rows of a warp group: what one matrix instruction takes.
 LINES = 64
+#: Bits of the word for a tile of a list, of the first warp group and the next ones: its rows see nothing of
+#: the tile; they do not see all of it.
+HIDDEN, MIXED = 24, 27
 
 
 @dataclass(frozen=True)
