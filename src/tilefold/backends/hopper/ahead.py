@@ -17,7 +17,7 @@ _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _POINTERS = {"lse": "*fp32", "bias": "*bf16", "sink": "*fp32", "slopes": "*fp32", "cap": "fp32"}
 _POINTERS |= dict.fromkeys(("bias_b", "bias_h", "bias_q", "bias_k"), "i64")
 _INTEGERS = (
-    "work", "portions", "lines", "tiles", "bounds", "index", "row_table", "key_table",
+    "work", "portions", "lines", "tiles", "bounds", "row_table", "key_table",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from .dialect import gl, gluon, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from .finish import LARGEST_SUM, finish
 from .machine import packed, unpacked
 from .mask import BITS, edges_of, marks_of, visible
-from .program import BAND, LINES, advance, is_hidden, is_mixed, key_of, slot_of, tile_at, told
+from .program import BAND, LINES, advance, is_hidden, is_mixed, key_of, slot_of, tile_at, told, told_tile
 from .score import bias_of, in_base2, power, scored, slope_of, weights_of
 
 #: A line with more keys is a long one; those before the first look at its sums.
@@ -196,12 +196,6 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
     if C.MASKED:
         stage, phase, turn = skip(w, s, stage, phase, turn, before)
     if own > 0:
-        first = tile_at(s, base, whole, masked, 0)
-        open_ = whole > 0
-        if LISTS:
-            open_ = is_mixed(w, first) == 0
-        # Unless all rows see the first tile, it gives them no fixed reference.
-        online = (again > 0) | (open_ == 0)
         held = s.q_smem.index(slot + w).reshape([LINES, C.D])
         if C.HELD:
             q = held.load(gl.DotOperandLayout(0, s_layout, 2))
@@ -210,6 +204,14 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
         else:
             q = held
         mbarrier.wait(s.k_full.index(stage), phase)
+        # What is said of a tile may be gone when its keys are given back.
+        first = told_tile(s, base, whole, masked, 0, stage)
+        edges = marks_of(w, s, stage, edges)
+        open_ = whole > 0
+        if LISTS:
+            open_ = is_mixed(w, first) == 0
+        # Unless all rows see the first tile, it gives them no fixed reference.
+        online = (again > 0) | (open_ == 0)
         sent = product(w, s, q, stage, turn)
         if C.TURNS:
             pass_turn(w, s)
@@ -218,11 +220,11 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
         stage, phase = advance(stage, phase, C.STAGES)
         if EARLY:
             # If the next tile is none of these rows' this product is for nothing.
-            second = tile_at(s, base, whole, masked, gl.minimum(own - 1, 1))
             soon = (online == 0) & (own > 1)
+            mbarrier.wait(s.k_full.index(stage), phase, pred=soon)
+            second = told_tile(s, base, whole, masked, 1, stage)
             if C.MASKED:
                 soon = soon & (passed_over(w, s, second, 1, from_, to, 0) == 0)
-            mbarrier.wait(s.k_full.index(stage), phase, pred=soon)
             sent_next = product(w, s, q, stage, turn)
             scores = warpgroup_mma_wait(1, [sent])
         else:
@@ -230,7 +232,6 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
         if not C.JOINED:
             mbarrier.arrive(s.k_empty.index(last_stage), count=1)
         n0 = key_of(s, first)
-        edges = marks_of(s, m0, n0, table, edges)
         scores = scored(s, scores, m0, n0, slope, bias, s_layout)
         if C.MASKED and open_ == 0:
             scores = gl.where(visible(s, m0, n0, table, edges, s_layout), scores, float("-inf"))
@@ -246,7 +247,7 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
             if soon:
                 start = 2
                 n0 = key_of(s, second)
-                edges = marks_of(s, m0, n0, table, edges)
+                edges = marks_of(w, s, stage, edges)
                 hides = whole == 1
                 if LISTS:
                     hides = is_mixed(w, second)
@@ -262,9 +263,9 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
         # else: code that has not run yet is slow to come, and what lies beyond its first 60 kB slower still.
         if C.FIXED or C.MASKED:
             for j in range(1, gl.where(online, own, 0)):
-                tile = tile_at(s, base, whole, masked, j)
+                tile = told_tile(s, base, whole, masked, j, stage)
                 n0 = key_of(s, tile)
-                edges = marks_of(s, m0, n0, table, edges)
+                edges = marks_of(w, s, stage, edges)
                 if PASSES and passed_over(w, s, tile, j, from_, to, passed):
                     stage, phase, turn = skip(w, s, stage, phase, turn, 1)
                     mbarrier.wait(s.k_full.index(stage), phase, pred=j + 1 < own)
@@ -277,13 +278,10 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
                     )  # fmt: skip
         ONE_LOOP: gl.constexpr = C.MASKED and not C.BELOW
         PARTS: gl.constexpr = 2 if C.TRIAL else 1
-        coming = gl.to_tensor(0)
-        if C.ALIBI or C.BIAS or ONE_LOOP:
+        KNOWN: gl.constexpr = not LISTS and (C.ALIBI or C.BIAS or ONE_LOOP)
+        coming = zero
+        if KNOWN:
             coming = tile_at(s, base, whole, masked, gl.minimum(start, own - 1))
-        if C.MASK == BITS:
-            # What is known of a tile is loaded one tile ahead, and where it lies two ahead.
-            marks = marks_of(s, m0, key_of(s, coming), table, edges)
-            later = tile_at(s, base, whole, masked, gl.minimum(start + 1, own - 1))
         stop = gl.where(online, 0, own if ONE_LOOP else whole)
         trial = stop
         if C.TRIAL:
@@ -293,19 +291,16 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
         for part in range(PARTS):
             for j in range(gl.where(part == 0, start, trial), gl.where(part == 0, trial, stop)):
                 # Where a tile lies is asked by masks, ALiBi and biases alone.
-                n0 = key_of(s, coming)
+                tile = coming
                 hides = j >= whole
-                skips = False
                 if LISTS:
-                    hides = is_mixed(w, coming)
-                if C.MASK == BITS:
-                    skips = passed_over(w, s, coming, j, from_, to, passed)
-                    edges, coming = marks, later
-                    marks = marks_of(s, m0, key_of(s, coming), table, edges)
-                    later = tile_at(s, base, whole, masked, gl.minimum(j + 2, own - 1))
-                elif C.ALIBI or C.BIAS or ONE_LOOP:
+                    tile = told_tile(s, base, whole, masked, j, stage)
+                    hides = is_mixed(w, tile)
+                elif KNOWN:
                     coming = tile_at(s, base, whole, masked, gl.minimum(j + 1, own - 1))
-                if C.MASK == BITS and skips:
+                n0 = key_of(s, tile)
+                edges = marks_of(w, s, stage, edges)
+                if C.MASK == BITS and passed_over(w, s, tile, j, from_, to, passed):
                     stage, phase, turn = skip(w, s, stage, phase, turn, 1)
                     mbarrier.wait(s.k_full.index(stage), phase, pred=j + 1 < own)
                     passed += 1

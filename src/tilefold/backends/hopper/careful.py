@@ -12,8 +12,8 @@ from .attend import multiplied, opened, raised, row_sums
 from .dialect import gl, gluon, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from .finish import finish
 from .machine import keep_pointer, kept_pointer, packed, unpacked
-from .mask import marks_of, visible
-from .program import LINES, advance, got, key_of, put, slot_of, tile_at, told
+from .mask import BITS, visible
+from .program import LINES, advance, got, key_of, put, slot_of, told, told_code, told_tile
 from .score import scored, weights_of
 
 
@@ -67,6 +67,7 @@ def attend_carefully(s, done, offset, stage, phase):
     line of tiles, with all its tiles, in place of all consumers.
     """
     C: gl.constexpr = s.C
+    GROUPS: gl.constexpr = C.GROUPS
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.BN, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.DV, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
@@ -83,9 +84,13 @@ def attend_carefully(s, done, offset, stage, phase):
     edges, slope, bias, o, reference, sums = opened(s, b, h, m0, table)
     q = s.q_smem.index(slot).reshape([LINES, C.D])
     for j in range(own + after):
-        n0 = key_of(s, tile_at(s, base, whole, masked, j))
-        edges = marks_of(s, m0, n0, table, edges)
         mbarrier.wait(s.k_full.index(stage), phase)
+        n0 = key_of(s, told_tile(s, base, whole, masked, j, stage))
+        if C.MASK == BITS:
+            code = told_code(0, s, stage)
+            for w in gl.static_range(1, GROUPS):
+                code = gl.where(offset == w * LINES, told_code(w, s, stage), code)
+            edges = (code, code, code, code)
         scores = warpgroup_mma_wait(0, [multiplied(s, q, stage)])
         if not C.JOINED:
             mbarrier.arrive(s.k_empty.index(stage), count=C.GROUPS)

@@ -23,11 +23,14 @@ from .careful import attend_carefully, keep
 from .dialect import copy_in, copy_out_wait, fence_async_shared, gl, gluon, mbarrier
 from .machine import begin_beside, settle
 from .program import (
+    BAND,
     LINES,
     WORDS,
     Shared,
     advance,
     any_broken,
+    entry_at,
+    entry_words,
     got,
     how_many_again,
     is_broken,
@@ -42,10 +45,14 @@ from .program import (
 
 
 @gluon.jit
-def copy_keys(s, b, hk, n0, stage, phase):
+def copy_keys(s, b, hk, n0, entry, stage, phase):
+    C: gl.constexpr = s.C
     mbarrier.wait(s.k_empty.index(stage), phase ^ 1)
     mbarrier.expect(s.k_full.index(stage), s.k_desc.block_type.nbytes)
     copy_in(s.k_desc, [b, hk, n0, 0], s.k_full.index(stage), s.k_smem.index(stage))
+    if C.MASK != BAND:
+        s.entries.index(stage).store(entry)
+        mbarrier.arrive(s.k_full.index(stage), count=1)
 
 
 @gluon.jit
@@ -68,14 +75,16 @@ def producer(s):
     # What a piece of work is, and what to tell of it, is loaded one piece ahead.
     piece = piece_at(s.portion)
     told = words_of(s, 0, piece[3])
+    first = entry_at(s, piece[3], 0)
     for i in range(s.items):
-        now, words = piece, told
+        now, words, entry = piece, told, first
         following = gl.minimum(i + 1, s.items - 1)
         piece = piece_at(s.work + following * 8)
         for w in gl.static_range(GROUPS):
-            tell(s, now, words, stage, phase, done, w, 0)
-        tiles = first_keys(s, now, stage, phase, done)
+            tell(s, now, words, entry, stage, phase, done, w, 0)
+        tiles = first_keys(s, now, entry, stage, phase, done)
         told = words_of(s, following, piece[3])
+        first = entry_at(s, piece[3], 0)
         stage, phase = copy_tiles(s, now, tiles, stage, phase)
         done += 1
     if PASSES > 1:
@@ -93,11 +102,11 @@ def produce_again(s, stage, phase, done, PASSES: gl.constexpr):
         for i in range(gl.where(again < PASSES, s.items, 0)):
             piece = piece_at(s.work + i * 8)
             if is_broken(s, piece[0], piece[1], piece[5]):
-                words = words_of(s, i, piece[3])
+                words, entry = words_of(s, i, piece[3]), entry_at(s, piece[3], 0)
                 for part in range(gl.where(alone, C.GROUPS, 1)):
                     for w in range(gl.where(alone, 1, C.GROUPS)):
-                        tell(s, piece, words, stage, phase, done, w, part * LINES)
-                    tiles = first_keys(s, piece, stage, phase, done)
+                        tell(s, piece, words, entry, stage, phase, done, w, part * LINES)
+                    tiles = first_keys(s, piece, entry, stage, phase, done)
                     stage, phase = copy_tiles(s, piece, tiles, stage, phase)
                     done += 1
 
@@ -115,13 +124,13 @@ def goes_on(s, before):
 
 
 @gluon.jit
-def tell(s, piece, words, stage, phase, done, w, offset):
+def tell(s, piece, words, entry, stage, phase, done, w, offset):
     """Tell a consumer of a piece of work, and copy its q: rows from `offset` on."""
     C: gl.constexpr = s.C
     b, h, hk, _, n0, row = piece
     # The first keys come before q where consumers read its place up to the end of the piece before.
     if comes_first(C) and (n0 >= 0) & (w == 0):
-        copy_keys(s, b, hk, n0, stage, phase)
+        copy_keys(s, b, hk, n0, entry, stage, phase)
     slot, parity = slot_of(done, C)
     full = s.q_full.index(slot + w)
     mbarrier.wait(s.q_empty.index(slot + w), parity ^ 1)
@@ -138,12 +147,12 @@ def comes_first(C):
 
 
 @gluon.jit
-def first_keys(s, piece, stage, phase, done):
+def first_keys(s, piece, entry, stage, phase, done):
     """Copy them, if that has not been done; the tiles of the piece of work that consumers were told of."""
     C: gl.constexpr = s.C
     b, _, hk, _, n0, _ = piece
     if not comes_first(C) and n0 >= 0:
-        copy_keys(s, b, hk, n0, stage, phase)
+        copy_keys(s, b, hk, n0, entry, stage, phase)
     slot, _ = slot_of(done, C)
     return tiles_told(s, slot)
 
@@ -155,14 +164,16 @@ def copy_tiles(s, piece, tiles, stage, phase):
     b, _, hk, _, n0, _ = piece
     base, whole, masked, count = tiles
     # Where a tile of a list lies is loaded one ahead.
-    coming = tile_at(s, base, whole, masked, gl.maximum(gl.minimum(1, count - 1), 0))
+    next = gl.maximum(gl.minimum(1, count - 1), 0)
+    coming, about = tile_at(s, base, whole, masked, next), entry_at(s, base, next)
     for j in range(count):
         copy_values(s, b, hk, n0, stage, phase)
         stage, phase = advance(stage, phase, C.STAGES)
-        n0 = key_of(s, coming)
-        coming = tile_at(s, base, whole, masked, gl.minimum(j + 2, count - 1))
+        n0, entry = key_of(s, coming), about
+        next = gl.minimum(j + 2, count - 1)
+        coming, about = tile_at(s, base, whole, masked, next), entry_at(s, base, next)
         if j + 1 < count:
-            copy_keys(s, b, hk, n0, stage, phase)
+            copy_keys(s, b, hk, n0, entry, stage, phase)
     return stage, phase
 
 
@@ -233,7 +244,7 @@ def consume_carefully(w: gl.constexpr, s, done, count, stage, phase):
 )  # fmt: skip
 def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, values, lse, work, portions, lines, heads, q_length, k_length, lo, hi,
-    step, tiles, capacity, bounds, index, bias, bias_b: gl.int64, bias_h: gl.int64, bias_q: gl.int64,
+    step, tiles, capacity, bounds, bias, bias_b: gl.int64, bias_h: gl.int64, bias_q: gl.int64,
     bias_k: gl.int64, sink, slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table, key_table,
     batch_origin, scale, C: gl.constexpr,
 ):  # fmt: skip
@@ -261,6 +272,8 @@ def forward_kernel(
     decided = gl.allocate_shared_memory(gl.int64, [1, 1], barrier)
     settled = gl.allocate_shared_memory(gl.int64, [1, 1], barrier)
     words = gl.allocate_shared_memory(gl.int32, [Q_TILES, WORDS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    ENTRY: gl.constexpr = entry_words(C.MASK)
+    entries = gl.allocate_shared_memory(gl.int32, [C.STAGES, ENTRY], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     verdict = gl.allocate_shared_memory(
         gl.int32, [2 * C.GROUPS + 1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])
     )
@@ -274,7 +287,7 @@ def forward_kernel(
     for n in gl.static_range(GROUPS):
         mbarrier.init(turn.index(n), count=1)
     for n in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(n), count=1)
+        mbarrier.init(k_full.index(n), count=1 if C.MASK == BAND else 2)
         mbarrier.init(v_full.index(n), count=1)
         mbarrier.init(k_empty.index(n), count=C.GROUPS)
         mbarrier.init(v_empty.index(n), count=C.GROUPS)
@@ -287,8 +300,8 @@ def forward_kernel(
     own = work + gl.load(portion + 8).to(gl.int64) * 8
     s = Shared(
         q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, k_full,
-        k_empty, v_full, v_empty, turn, ended, decided, settled, words, verdict, cold, lse, own,
-        gl.load(portion + 9), portion, tiles, bounds, index, bias, bias_b, bias_h, bias_q, bias_k,
+        k_empty, v_full, v_empty, turn, ended, decided, settled, words, entries, verdict, cold, lse,
+        own, gl.load(portion + 9), portion, tiles, bounds, bias, bias_b, bias_h, bias_q, bias_k,
         sink, slopes, slope_b, slope_h, cap, q_step, k_step, base, row_table, key_table,
         batch_origin, heads, q_length, k_length, lines, lo, hi, step, capacity, scale, C,
     )  # fmt: skip

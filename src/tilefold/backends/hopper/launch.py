@@ -209,19 +209,18 @@ def _make(work: Work, _: str, more: Any) -> _Made:
     lists = None if isinstance(form, Band) else _lists(form, p, LINES * C.GROUPS, C.BN, work.q.device)
     mask, listed = of_mask(form, lists), None
     if lists is not None:
-        listed = of_lists(lists, _states(form, p, C.BN, work.q.device), C)
+        listed = of_lists(lists, _states(form, p, C.BN, work.q.device), mask.index, C)
         mask = mask._replace(tiles=listed.tiles)
     if mask.bounds is not None and mask.bounds.numel() == 0:
         # Words of bits without a mixed granule: what is read there counts for nothing, but it is read.
         mask = mask._replace(bounds=mask.bounds.new_zeros(2 * LINES))
     jobs = schedule(p, form, work.q.device, C, listed, mask)
-    tiles, bounds, index = (jobs.work if x is None else x for x in (mask.tiles, mask.bounds, mask.index))
+    tiles, bounds = (jobs.work if x is None else x for x in (mask.tiles, mask.bounds))
     # TMA writes rows that start at multiples of 16 bytes.
     d = -(-p.v_head_dim // 8) * 8
     strides = (H * L * d, L * d, d, 1) if heads_outside else (L * H * d, d, H * d, 1)
     numbers = [
         *jobs, p.q_heads, p.q_length, p.k_length, mask.lo, mask.hi, mask.step, tiles, mask.capacity, bounds,
-        index,
     ]  # fmt: skip
     options = (work.scores.bias, work.scores.sink, work.scores.alibi_slopes)
     bare = all(x is None for x in options) and not p.positions.tables

@@ -17,11 +17,11 @@ from tilefold.backends.triton.arguments import MaskArguments
 from tilefold.backends.triton.lists import Lists
 from tilefold.cost.tiles import FULL, PARTIAL
 
-from .variant import BITS, HIDDEN, LINES, MIXED, Variant
+from .variant import BITS, HIDDEN, LINES, MIXED, Variant, entry_words
 
 #: Numbers of a warp group.
 WORDS = 8
-#: How much longer than a whole tile one under a mask takes, and any tile with the online softmax, in sixteenths.
+#: How much longer than a whole tile one under a mask takes, and any with the online softmax, in sixteenths.
 MIXED_MORE, ONLINE_MORE = 5, 6
 
 
@@ -101,7 +101,8 @@ class Listed(NamedTuple):
     Attributes:
         lines: what each line visits.
         tiles: int32 `[tables, lines, capacity]`, the tiles of each line in their order, with bits that say
-            which warp groups see nothing of a tile, and not all of it (`variant.HIDDEN, MIXED`).
+            which warp groups see nothing of a tile, and not all of it (`variant.HIDDEN, MIXED`); of bits
+            `[tables, lines, capacity, 4]`, with a code of `index` for each warp group.
         costs: int64 `[tables, lines]`, how long each line takes, in keys.
     """
 
@@ -110,17 +111,19 @@ class Listed(NamedTuple):
     costs: Tensor
 
 
-def of_lists(lists: Lists, states: Tensor, C: Variant) -> Listed:
+def of_lists(lists: Lists, states: Tensor, index: Tensor | None, C: Variant) -> Listed:
     """Of lists. Tiles that all rows see come first, then those of which each warp group sees something, then
     those of single ones in turn, so that none of them is without work for long.
 
     Args:
         states: int8 `[tables, ceil(q_length / 64), tiles]`: of what each 64 rows see, a tile is empty (0),
             partial (1) or full (2).
+        index: int32, like `states`, where the bits of a tile are, or -1 where it is empty and -2 where it is
+            full; None unless the lists are those of bits.
     """
     full, partial = (x[..., None] for x in lists.counts.unbind(-1))
-    tables, lines, capacity = lists.tiles.shape
-    states = pad(states, (0, 0, 0, lines * C.GROUPS - states.shape[1])).view(tables, lines, C.GROUPS, -1)
+    _, lines, capacity = lists.tiles.shape
+    states = _by_group(states, lines, C)
     at = torch.arange(capacity, device=states.device)
     count = full + partial
     # Nothing is said of what lies behind them in memory.
@@ -144,7 +147,16 @@ def of_lists(lists: Lists, states: Tensor, C: Variant) -> Listed:
     base = torch.arange(full.numel(), device=full.device).view_as(full[..., 0])
     shares = [_first_of(own[:, :, w], count[..., 0]) for w in range(C.GROUPS)]
     found = _lines(base, full[..., 0], partial[..., 0], shares, tiles[:, :, 0].long() * C.BN)
-    return Listed(found, (tiles | flags).int(), _costs(states, own, at, C))
+    entries = (tiles | flags).int()
+    if index is not None:
+        codes = _at(_by_group(index.flatten(0, 1), lines, C), tiles)
+        entries = pad(torch.stack([entries, *codes.unbind(2)], -1), (0, entry_words(C.MASK) - 1 - C.GROUPS))
+    return Listed(found, entries.contiguous(), _costs(states, own, at, C))
+
+
+def _by_group(x: Tensor, lines: int, C: Variant) -> Tensor:
+    """`[tables, rows / 64, tiles]` as `[tables, lines, groups, tiles]`, with zeros behind the last row."""
+    return pad(x, (0, 0, 0, lines * C.GROUPS - x.shape[1])).view(len(x), lines, C.GROUPS, -1)
 
 
 def _costs(states: Tensor, own: Tensor, at: Tensor, C: Variant) -> Tensor:

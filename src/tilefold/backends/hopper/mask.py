@@ -7,7 +7,7 @@
 
 from . import variant
 from .dialect import gl, gluon
-from .program import away_of
+from .program import away_of, told_code
 
 BAND = gl.constexpr(variant.BAND)
 ROWS = gl.constexpr(variant.ROWS)
@@ -62,19 +62,10 @@ def between(x, start, end):
 
 
 @gluon.jit
-def code_of(s, m0, n0, table):
-    """What the index of BITS says of a tile, which is one granule of 64 x 64: -1 if it is empty, -2 if it is
-    full, else where its bits are.
-    """
-    k_granules = (s.k_length + GRANULE - 1) // GRANULE
-    q_granules = (s.q_length + GRANULE - 1) // GRANULE
-    line = gl.minimum(m0 // GRANULE, q_granules - 1)
-    return gl.load(s.index + (table * q_granules + line).to(gl.int64) * k_granules + n0 // GRANULE)
-
-
-@gluon.jit
 def bits(s, code, keys, S_LAYOUT: gl.constexpr):
-    """The bits of a tile with this code; each of its rows has two words of 32."""
+    """The bits of a tile with this code: -1 if it is empty, -2 if it is full, else where its bits are, two
+    words of 32 for each of its rows.
+    """
     rows = gl.arange(0, LINES, gl.SliceLayout(1, S_LAYOUT))
     at = s.bounds + (gl.maximum(code, 0).to(gl.int64) * GRANULE + rows) * 2
     low, high = gl.load(at), gl.load(at + 1)
@@ -103,11 +94,11 @@ def edges_of(s, rows, table):
 
 
 @gluon.jit
-def marks_of(s, m0, n0, table, edges):
-    """`edges` of `visible` for a tile: those of its rows, or for BITS the code of the tile."""
+def marks_of(w: gl.constexpr, s, stage, edges):
+    """`edges` of `visible` for the tile in a stage: those of its rows, or for BITS the code of the tile."""
     C: gl.constexpr = s.C
     if C.MASK == BITS:
-        code = code_of(s, m0, n0, table)
+        code = told_code(w, s, stage)
         return code, code, code, code
     else:
         return edges

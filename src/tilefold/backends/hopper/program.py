@@ -14,6 +14,7 @@ BAND = gl.constexpr(variant.BAND)
 LINES = gl.constexpr(variant.LINES)
 _HIDDEN, _MIXED = gl.constexpr(variant.HIDDEN), gl.constexpr(variant.MIXED)
 _TILE = gl.constexpr((1 << variant.HIDDEN) - 1)
+entry_words = gluon.constexpr_function(variant.entry_words)
 
 
 @aggregate
@@ -39,6 +40,7 @@ class Shared:
     decided: gl.shared_memory_descriptor
     settled: gl.shared_memory_descriptor
     words: gl.shared_memory_descriptor
+    entries: gl.shared_memory_descriptor
     verdict: gl.shared_memory_descriptor
     cold: gl.shared_memory_descriptor
     lse: gl.tensor
@@ -47,7 +49,6 @@ class Shared:
     portion: gl.tensor
     tiles: gl.tensor
     bounds: gl.tensor
-    index: gl.tensor
     bias: gl.tensor
     bias_b: gl.tensor
     bias_h: gl.tensor
@@ -78,8 +79,8 @@ class Shared:
     @gluon.constexpr_function
     def __init__(
         self, q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, o_smem, q_full, q_empty,
-        k_full, k_empty, v_full, v_empty, turn, ended, decided, settled, words, verdict, cold, lse, work,
-        items, portion, tiles, bounds, index, bias, bias_b, bias_h, bias_q, bias_k, sink, slopes,
+        k_full, k_empty, v_full, v_empty, turn, ended, decided, settled, words, entries, verdict, cold, lse,
+        work, items, portion, tiles, bounds, bias, bias_b, bias_h, bias_q, bias_k, sink, slopes,
         slope_b, slope_h, cap, q_step, k_step, base, row_table, key_table, batch_origin, heads,
         q_length, k_length, lines, lo, hi, step, capacity, scale, C,
     ):  # fmt: skip
@@ -102,6 +103,7 @@ class Shared:
         self.decided = decided
         self.settled = settled
         self.words = words
+        self.entries = entries
         self.verdict = verdict
         self.cold = cold
         self.lse = lse
@@ -110,7 +112,6 @@ class Shared:
         self.portion = portion
         self.tiles = tiles
         self.bounds = bounds
-        self.index = index
         self.bias = bias
         self.bias_b = bias_b
         self.bias_h = bias_h
@@ -175,21 +176,62 @@ def lse_of(s, b, h, rows):
         return s.lse + ((b.to(gl.int64) * s.q_length + rows) * s.heads + h)
 
 
+# Tiles of keys. Those of a band follow from three numbers of the line. Other masks have lists, which only
+# the producer reads, and puts what they say beside the keys: a consumer that loads a number, of which the
+# compiler knows that it is the same for all threads, waits for it there and then.
+
+
 @gluon.jit
 def tile_at(s, base, whole, masked, j):
-    """The j-th tile of keys that a line visits; `base, whole, masked` of `lines`. Of lists, the word of
-    `lines.Listed`.
+    """The j-th tile of keys that a line visits; `base, whole, masked` of `lines`. Where there are lists, for
+    the producer alone.
     """
     C: gl.constexpr = s.C
     if C.MASK == BAND:
         return base + gl.where(j < whole, -1 - j, gl.where(j < whole + masked, j - whole, masked - 1 - j))
     else:
-        return gl.load(s.tiles + base.to(gl.int64) * s.capacity + j)
+        return gl.load(entry_of(s, base, j))
+
+
+@gluon.jit
+def entry_of(s, line, j):
+    """Where a list speaks of the j-th tile of a line."""
+    C: gl.constexpr = s.C
+    ENTRY: gl.constexpr = entry_words(C.MASK)
+    return s.tiles + (line.to(gl.int64) * s.capacity + j) * ENTRY
+
+
+@gluon.jit
+def entry_at(s, line, j):
+    """What it says, one word for each thread, or nothing where there is no list."""
+    C: gl.constexpr = s.C
+    ENTRY: gl.constexpr = entry_words(C.MASK)
+    n = gl.arange(0, ENTRY, gl.BlockedLayout([1], [32], [1], [0]))
+    if C.MASK == BAND:
+        return n
+    else:
+        return gl.load(entry_of(s, line, j) + n)
+
+
+@gluon.jit
+def told_tile(s, base, whole, masked, j, stage):
+    """As `tile_at`, for a consumer, when the tile's keys are there, in this stage."""
+    C: gl.constexpr = s.C
+    if C.MASK == BAND:
+        return tile_at(s, base, whole, masked, j)
+    else:
+        return read(s.entries.index(stage), 0, 4)
+
+
+@gluon.jit
+def told_code(w: gl.constexpr, s, stage):
+    """What the index of BITS says of the tile there and the rows of warp group `w`."""
+    return read(s.entries.index(stage), w + 1, 4)
 
 
 @gluon.jit
 def key_of(s, tile):
-    """The first key of a tile of `tile_at`."""
+    """The first key of a tile."""
     C: gl.constexpr = s.C
     if C.MASK == BAND:
         return tile * C.BN

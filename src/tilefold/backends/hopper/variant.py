@@ -15,6 +15,13 @@ LINES = 64
 HIDDEN, MIXED = 24, 27
 
 
+def entry_words(mask: int) -> int:
+    """Words for a tile of a list: those bits with the tile's number, and for BITS the codes of up to three
+    warp groups.
+    """
+    return 4 if mask == BITS else 1
+
+
 @dataclass(frozen=True)
 class Variant:
     """Everything about a call that changes the code of the kernel.
