@@ -9,7 +9,19 @@ from .dialect import gl, gluon, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from .finish import LARGEST_SUM, finish
 from .machine import packed, unpacked
 from .mask import BITS, edges_of, marks_of, visible
-from .program import BAND, LINES, advance, is_hidden, is_mixed, key_of, slot_of, tile_at, told, told_tile
+from .program import (
+    BAND,
+    LINES,
+    advance,
+    is_hidden,
+    is_mixed,
+    key_of,
+    slot_of,
+    tile_at,
+    told,
+    told_next,
+    told_tile,
+)
 from .score import bias_of, in_base2, power, scored, slope_of, weights_of
 
 #: A line with more keys is a long one; those before the first look at its sums.
@@ -159,6 +171,7 @@ def step(
         mbarrier.wait(s.v_full.index(last_stage), last_phase)
     else:
         mbarrier.wait(s.k_full.index(next_stage), next_phase, pred=more)
+    following = told_next(s, next_stage)
     o = warpgroup_mma_wait(0, [added])
     new = packed(weights, dtype)
     mbarrier.arrive((s.k_empty if C.JOINED else s.v_empty).index(last_stage), count=1)
@@ -166,7 +179,7 @@ def step(
         mbarrier.wait(s.k_full.index(next_stage), next_phase, pred=more)
     if ONLINE:
         o = o * gl.convert_layout(alpha, gl.SliceLayout(1, o_layout))[:, None]
-    return new, o, reference, sums, next_stage, next_phase, stage, phase, turn
+    return new, o, reference, sums, next_stage, next_phase, stage, phase, turn, following
 
 
 @gluon.jit
@@ -241,7 +254,7 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
         weights = weights_of(s, scores, shift)
         sums = row_sums(weights, C.BN)
         p = packed(weights, dtype)
-        start = 1
+        start, about = 1, zero
         if EARLY:
             ready = warpgroup_mma_wait(0, [sent_next])
             if soon:
@@ -251,28 +264,31 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
                 hides = whole == 1
                 if LISTS:
                     hides = is_mixed(w, second)
-                p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
+                p, o, reference, sums, stage, phase, last_stage, last_phase, turn, about = step(
                     w, s, q, ready, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
                     own > 2, m0, n0, slope, bias, table, edges, hides, True, C.MASKED, not C.FIXED,
                 )  # fmt: skip
             else:
                 mbarrier.wait(s.k_full.index(stage), phase, pred=own > 1)
+                about = told_next(s, stage)
         else:
             mbarrier.wait(s.k_full.index(stage), phase, pred=own > 1)
+            about = told_next(s, stage)
         # The first tile is done, or two. The softmax that is taken online has a loop of its own, but nothing
         # else: code that has not run yet is slow to come, and what lies beyond its first 60 kB slower still.
         if C.FIXED or C.MASKED:
             for j in range(1, gl.where(online, own, 0)):
-                tile = told_tile(s, base, whole, masked, j, stage)
+                tile = about if LISTS else tile_at(s, base, whole, masked, j)
                 n0 = key_of(s, tile)
                 edges = marks_of(w, s, stage, edges)
                 if PASSES and passed_over(w, s, tile, j, from_, to, passed):
                     stage, phase, turn = skip(w, s, stage, phase, turn, 1)
                     mbarrier.wait(s.k_full.index(stage), phase, pred=j + 1 < own)
+                    about = told_next(s, stage)
                     passed += 1
                 else:
                     passed = zero
-                    p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
+                    p, o, reference, sums, stage, phase, last_stage, last_phase, turn, about = step(
                         w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
                         j + 1 < own, m0, n0, slope, bias, table, edges, True, False, C.MASKED, True,
                     )  # fmt: skip
@@ -291,10 +307,9 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
         for part in range(PARTS):
             for j in range(gl.where(part == 0, start, trial), gl.where(part == 0, trial, stop)):
                 # Where a tile lies is asked by masks, ALiBi and biases alone.
-                tile = coming
+                tile = about if LISTS else coming
                 hides = j >= whole
                 if LISTS:
-                    tile = told_tile(s, base, whole, masked, j, stage)
                     hides = is_mixed(w, tile)
                 elif KNOWN:
                     coming = tile_at(s, base, whole, masked, gl.minimum(j + 1, own - 1))
@@ -303,10 +318,11 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
                 if C.MASK == BITS and passed_over(w, s, tile, j, from_, to, passed):
                     stage, phase, turn = skip(w, s, stage, phase, turn, 1)
                     mbarrier.wait(s.k_full.index(stage), phase, pred=j + 1 < own)
+                    about = told_next(s, stage)
                     passed += 1
                 else:
                     passed = zero
-                    p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
+                    p, o, reference, sums, stage, phase, last_stage, last_phase, turn, about = step(
                         w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
                         j + 1 < own, m0, n0, slope, bias, table, edges, hides, False, ONE_LOOP, not C.FIXED,
                     )  # fmt: skip
@@ -319,7 +335,7 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
             for j in range(gl.maximum(start, whole), gl.where(online, 0, own)):
                 if (j < from_) | (j >= to):
                     n0 = key_of(s, tile_at(s, base, whole, masked, j))
-                    p, o, reference, sums, stage, phase, last_stage, last_phase, turn = step(
+                    p, o, reference, sums, stage, phase, last_stage, last_phase, turn, about = step(
                         w, s, q, q, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
                         j + 1 < own, m0, n0, slope, bias, table, edges, True, False, True, not C.FIXED,
                     )  # fmt: skip

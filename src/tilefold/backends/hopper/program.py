@@ -224,6 +224,16 @@ def told_tile(s, base, whole, masked, j, stage):
 
 
 @gluon.jit
+def told_next(s, stage):
+    """What a list says of the tile in a stage, if there are lists."""
+    C: gl.constexpr = s.C
+    if C.MASK == BAND:
+        return gl.to_tensor(0)
+    else:
+        return read(s.entries.index(stage), 0, 4)
+
+
+@gluon.jit
 def told_code(w: gl.constexpr, s, stage):
     """What the index of BITS says of the tile there and the rows of warp group `w`."""
     return read(s.entries.index(stage), w + 1, 4)
