@@ -121,37 +121,41 @@ def of_lists(lists: Lists, states: Tensor, index: Tensor | None, C: Variant) -> 
         index: int32, like `states`, where the bits of a tile are, or -1 where it is empty and -2 where it is
             full; None unless the lists are those of bits.
     """
-    full, partial = (x[..., None] for x in lists.counts.unbind(-1))
+    full, partial = lists.counts.unbind(-1)
     _, lines, capacity = lists.tiles.shape
-    states = _by_group(states, lines, C)
-    at = torch.arange(capacity, device=states.device)
-    count = full + partial
+    at, count = torch.arange(capacity, device=full.device), full + partial
+    there = at < count[..., None]
     # Nothing is said of what lies behind them in memory.
-    tiles = torch.where(at < count, lists.tiles, 0)
-    states = _at(states, tiles) * (at < count)[:, :, None]
-    group = torch.arange(C.GROUPS, device=states.device)[:, None]
-    viewers = ((states > 0) << group).sum(2)
-    # Those that more warp groups see come first, then those that more of them see all of. Among these, each
-    # has its place among those that the same warp groups see.
-    key = (2 * C.GROUPS - (states > 0).sum(2) * (C.GROUPS + 1) - (states == FULL).sum(2)) * (capacity + 1)
-    for some in range(1, 1 << C.GROUPS):
-        same = viewers == some
-        key += same * same.cumsum(-1, dtype=torch.int32)
-    key = torch.where(at < full, key.min() - 1, key)
-    order = key.argsort(dim=-1, stable=True)
-    states = _at(states, order)
-    seen = states > 0
+    tiles = torch.where(there, lists.tiles, 0)
+    states = _at(_by_group(states, lines, C), tiles) * there[:, :, None]
+    order = _in_turn(states, at < full[..., None])
+    states, tiles = _at(states, order), tiles.gather(-1, order)
+    seen, group = states > 0, torch.arange(C.GROUPS, device=full.device)[:, None]
     own = ((at + 1) * seen).amax(-1)
     flags = ((~seen << (HIDDEN + group)) | ((states < FULL) << (MIXED + group))).sum(2)
-    tiles = tiles.gather(-1, order)
-    base = torch.arange(full.numel(), device=full.device).view_as(full[..., 0])
-    shares = [_first_of(own[:, :, w], count[..., 0]) for w in range(C.GROUPS)]
-    found = _lines(base, full[..., 0], partial[..., 0], shares, tiles[:, :, 0].long() * C.BN)
     entries = (tiles | flags).int()
     if index is not None:
         codes = _at(_by_group(index.flatten(0, 1), lines, C), tiles)
         entries = pad(torch.stack([entries, *codes.unbind(2)], -1), (0, entry_words(C.MASK) - 1 - C.GROUPS))
+    base = torch.arange(full.numel(), device=full.device).view_as(full)
+    shares = [_first_of(own[:, :, w], count) for w in range(C.GROUPS)]
+    found = _lines(base, full, partial, shares, tiles[:, :, 0].long() * C.BN)
     return Listed(found, entries.contiguous(), _costs(states, own, at, C))
+
+
+def _in_turn(states: Tensor, whole: Tensor) -> Tensor:
+    """The order of the tiles of each line: the `whole` ones first, then those that more warp groups see, then
+    those that more of them see all of. Among these, each has its place among those that the same ones see.
+    """
+    groups, capacity = states.shape[2:]
+    seen, group = states > 0, torch.arange(groups, device=states.device)[:, None]
+    rank = 2 * groups - (groups + 1) * seen.sum(2, dtype=torch.int32)
+    key = (rank - (states == FULL).sum(2, dtype=torch.int32)) * (capacity + 1)
+    viewers = (seen << group).sum(2, dtype=torch.int32)
+    for some in range(1, 1 << groups):
+        same = viewers == some
+        key += same * same.cumsum(-1, dtype=torch.int32)
+    return torch.where(whole, key.min() - 1, key).argsort(dim=-1, stable=True)
 
 
 def _by_group(x: Tensor, lines: int, C: Variant) -> Tensor:

@@ -19,7 +19,7 @@ from .lines import Lines
 #: Beside its tiles, a line of tiles takes as long as so many keys.
 FIXED_COST = 128
 #: Of lines of lists, pieces of work that each program has in a section, and the most sections.
-_LAPS, _SECTIONS = 3, 16
+_LAPS, _SECTIONS = 5, 16
 #: Of a program's share, what a small piece of work takes at most: 1 / 32.
 _SMALL = 32
 #: How much longer programs may take for what they read to be near.
