@@ -6,25 +6,20 @@ import json
 import random
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tilefold import masks, reference
 from tilefold.bench import tune_kernels
 from tilefold.bench.entries import Scale
 from tilefold.bench.hopper_entries import HopperEntry, as_sizes
 from tilefold.cost import store
-from tilefold.masks.base import Mask
 from tilefold.ops import prepare
 from tilefold.planning import tuned
-from tilefold.planning.backend import Work
 from tilefold.problem import Problem
-from tilefold.scores import Scores
 from tilefold.testing import conformance
 from tilefold.testing.cases import Case
 from tilefold.testing.law import Law
@@ -37,79 +32,9 @@ from tilefold.backends.hopper.schedule import Order
 from tilefold.backends.triton import arguments
 
 from . import emulator
+from .calls import Tensors, agree, draw, hopper, right, work_of
 
-Tensors = tuple[Tensor, Tensor, Tensor]
-
-
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
-    """Three cores. The batch elements and heads whose lines of tiles were computed carefully are noted."""
-    careful: list[tuple[int, int]] = []
-    emulator.modules()
-    part = emulator.part("careful")
-    finish = part.finish
-
-    def run(C: Any, programs: int, maps: Any, mapped: Any, results: Any, tail: Any, device: Any) -> None:
-        mapped = [own.get(x)[0] for own, x in zip(maps, mapped, strict=True)]
-        emulator.run(C, programs, mapped, [mapped[2], *results, *tail.arguments])
-
-    def noted(w: int, s: Any, b: int, h: int, *rest: Any) -> Any:
-        careful.append((int(b), int(h)))
-        return finish(w, s, b, h, *rest)
-
-    monkeypatch.setattr(launch, "_cores", lambda device: 3)
-    monkeypatch.setattr(launch, "_run", lambda C, types: partial(run, C))
-    monkeypatch.setattr(part, "finish", noted)
-    launch.kept.clear()
-    yield careful
-    launch.kept.clear()
-
-
-def draw(
-    lengths: tuple[int, int] = (300, 333),
-    heads: tuple[int, int] = (2, 1),
-    head_dim: int = 64,
-    batch: int = 1,
-    dtype: torch.dtype = torch.bfloat16, inside: bool = False,
-) -> Tensors:  # fmt: skip
-    generator = torch.Generator().manual_seed(0)
-
-    def one(count: int, length: int) -> Tensor:
-        shape = (batch, length, count, head_dim) if inside else (batch, count, length, head_dim)
-        x = torch.randn(shape, generator=generator).to(dtype)
-        return x.transpose(1, 2) if inside else x
-
-    return one(heads[0], lengths[0]), one(heads[1], lengths[1]), one(heads[1], lengths[1])
-
-
-def work_of(x: Tensors, mask: Mask | None = None, **options: Any) -> Work:
-    q, k, v = x
-    (B, H, L, D), (Hk, Lk) = q.shape, k.shape[1:3]
-    whole = masks.full() if mask is None else mask
-    built = whole.build(B, H, L, Lk, "cpu") if whole.needs_build else whole
-    spec, held = built.spec()
-    scores = Scores(options.pop("scale", D**-0.5), **options)
-    problem = Problem(B, H, Hk, L, Lk, D, v.shape[3], q.dtype, "cpu", options=scores.flags)
-    form = masks.lower(spec, held, B, H, L, Lk, "cpu")
-    return Work(problem, q, k, v, form, scores)
-
-
-def hopper(x: Tensors, mask: Mask | None = None, **options: Any) -> tuple[Tensor, Tensor]:
-    return launch.forward(work_of(x, mask, **options))
-
-
-def right(x: Tensors, mask: Mask | None = None, **options: Any) -> tuple[Tensor, Tensor]:
-    q, k, v = (t.double() for t in x)
-    found = reference.attention(q, k, v, mask=mask, **options)
-    return found[0].float(), found[1].float()
-
-
-def agree(x: Tensors, mask: Mask | None = None, **options: Any) -> None:
-    out, lse = hopper(x, mask, **options)
-    wanted = right(x, mask, **options)
-    torch.testing.assert_close(out.float(), wanted[0], atol=0.03, rtol=0.03)
-    torch.testing.assert_close(lse, wanted[1], atol=2e-3, rtol=2e-3)
-
+pytestmark = pytest.mark.usefixtures("emulated")
 
 MASKS = {
     "full": masks.full(),

@@ -1,0 +1,205 @@
+"""What the Hopper kernel is told of lists of tiles, and what its warp groups make of it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tilefold import masks
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from tilefold.backends.hopper import launch, lines, sizes
+from tilefold.backends.hopper.variant import BITS, HIDDEN, LINES, MIXED, ROWS, Variant
+from tilefold.backends.triton.lists import Lists, _listed, lists_of
+
+from . import emulator
+from .calls import agree, draw, work_of
+
+pytestmark = pytest.mark.usefixtures("emulated")
+
+NEVER = torch.iinfo(torch.int32).min
+
+
+def variant(groups: int, mask: int = ROWS) -> Variant:
+    return Variant(
+        D=64, DV=64, BN=64, STAGES=4, GROUPS=groups, REGISTERS=160, MASK=mask, MASKED=True, FIXED=True
+    )
+
+
+def joined(states: Tensor, groups: int) -> Tensor:
+    """States of lines of tiles from those of 64 rows, int8 `[tables, lines, tiles]`."""
+    tables, rows, tiles = states.shape
+    count = -(-rows // groups)
+    found = torch.empty(tables, count, tiles, dtype=torch.int8)
+    for n in range(count):
+        own = states[:, n * groups : (n + 1) * groups]
+        found[:, n] = torch.where((own == 2).all(1), 2, torch.where((own == 0).all(1), 0, 1))
+    return found
+
+
+def listed(states: Tensor, groups: int, index: Tensor | None = None, mask: int = ROWS) -> lines.Listed:
+    found = _listed(joined(states, groups))
+    tiles = found.tiles.clone()
+    # What lies behind a list's tiles is nobody's.
+    tiles[torch.arange(tiles.shape[-1]) >= found.counts.sum(-1, keepdim=True)] = NEVER
+    return lines.of_lists(Lists(tiles, found.counts, found.order), states, index, variant(groups, mask))
+
+
+def drawn(seed: int, tables: int = 2, rows: int = 7, tiles: int = 23) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    share = torch.rand(tables, rows, 1, generator=generator)
+    states = (torch.rand(tables, rows, tiles, generator=generator) < share).to(torch.int8)
+    return states * (1 + (torch.rand(tables, rows, tiles, generator=generator) < 0.6).to(torch.int8))
+
+
+def order_of(found: lines.Listed, table: int, line: int) -> list[int]:
+    """The words for the tiles of a line."""
+    count = int(found.lines.counts[table, line])
+    entries = found.tiles[table, line, :count]
+    return (entries[:, 0] if entries.dim() == 2 else entries).tolist()
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_every_warp_group_is_told_what_its_rows_see(seed: int, groups: int) -> None:
+    states = drawn(seed)
+    found = listed(states, groups)
+    for table in range(2):
+        for line in range(-(-7 // groups)):
+            words = order_of(found, table, line)
+            tiles = [word & ((1 << HIDDEN) - 1) for word in words]
+            own = states[table, line * groups : (line + 1) * groups]
+            assert sorted(tiles) == own.amax(0).nonzero().flatten().tolist()
+            # Without a warp group whose rows lie behind the last one, a tile may be whole.
+            full = [t for t in tiles if (own[:, t] == 2).all()]
+            assert tiles[: len(full)] == full
+            for w in range(groups):
+                told = found.lines.words[table, line, w].tolist()
+                seen = own[w, tiles] if w < len(own) else torch.zeros(len(tiles))
+                assert [bool(word >> (HIDDEN + w) & 1) for word in words] == (seen == 0).tolist()
+                assert [bool(word >> (MIXED + w) & 1) for word in words] == (seen < 2).tolist()
+                last = int((torch.arange(1, len(tiles) + 1) * (seen > 0)).amax()) if tiles else 0
+                assert told[3:] == [0, last, last, last, len(tiles) - last]
+
+
+def test_tiles_of_single_warp_groups_alternate_behind_those_of_both() -> None:
+    # Tile by tile: both all of it, one or the other, both some of it, nobody.
+    first = [2, 0, 1, 2, 0, 1, 0, 2, 0, 2]
+    second = [2, 2, 0, 1, 1, 1, 0, 0, 2, 0]
+    found = listed(torch.tensor([[first, second]], dtype=torch.int8), 2)
+    # The whole one; of those that both see first the one that somebody sees all of; then those of one or the
+    # other in turn, first all whole ones.
+    assert [word & 0xFFFFFF for word in order_of(found, 0, 0)] == [0, 3, 5, 1, 7, 8, 9, 2, 4]
+
+
+def test_bits_come_with_their_codes() -> None:
+    states = drawn(3)
+    index = torch.where(states == 1, torch.arange(states.numel()).view(states.shape), -states.int()).int()
+    found = listed(states, 2, index[:, None], BITS)
+    assert found.tiles.shape == (2, 4, 23, 4) and found.tiles.is_contiguous()
+    for line in range(4):
+        for n, word in enumerate(order_of(found, 1, line)):
+            for w in range(min(2, 7 - 2 * line)):
+                code = index[1, 2 * line + w, word & 0xFFFFFF]
+                assert int(found.tiles[1, line, n, 1 + w]) == int(code)
+
+
+def test_lines_cost_what_their_busiest_warp_groups_take() -> None:
+    def cost(*rows: list[int], mask: int = ROWS) -> int:
+        return int(listed(torch.tensor([rows], dtype=torch.int8), 2, mask=mask).costs[0, 0])
+
+    whole, none = [2] * 16, [0] * 16
+    assert cost(whole, whole) == 16 * 64
+    # Alone, a warp group is faster, but not twice as fast.
+    assert 16 * 64 // 2 < cost(whole, none) < 16 * 64
+    # Masks take time, and so does a softmax without a fixed reference.
+    assert cost(whole, whole) < cost([2] * 8 + [1] * 8, whole) < cost([1] * 16, whole)
+    # What bits pass over costs nothing, what tables hide does.
+    gap = [2, 0, 0, 0] * 4
+    assert cost(gap, gap[::-1], mask=BITS) < cost(gap, gap[::-1])
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+def test_real_masks_agree_with_their_states(groups: int) -> None:
+    cuts = torch.tensor([0, 90, 131, 300, 700, 1000], dtype=torch.int32)
+    for mask in (
+        masks.documents(cuts, within=masks.causal()),
+        masks.columns((torch.arange(1000) + 60).int().view(1, 1, 1000, 1), causal=True),
+        masks.causal() & masks.random_blocks(0.4, block=16),
+    ):
+        form: Any = masks.lower(mask, (), 1, 1, 1000, 1000, "cpu")
+        states = launch._states(form, work_of(draw((1000, 1000))).problem, 64, torch.device("cpu"))
+        # The last tile is over the edge, and needs a mask whatever it shows.
+        assert int(states[..., -1].max()) == 1
+        found = lines.of_lists(
+            lists_of(form, 1000, 1000, LINES * groups, 64, by_key=False), states, None, variant(groups)
+        )
+        for line in range(found.lines.first.shape[1]):
+            for word in order_of(found, 0, line):
+                for w in range(min(groups, 16 - line * groups)):
+                    state = int(states[0, line * groups + w, word & 0xFFFFFF])
+                    assert (word >> (HIDDEN + w) & 1, word >> (MIXED + w) & 1) == (state == 0, state < 2)
+
+
+# In the kernel.
+
+SIZES: dict[str, dict[str, Any]] = {
+    "three stages": {"STAGES": 3, "EARLY": False},
+    "four stages": {"STAGES": 4},
+    "many stages": {"STAGES": 8, "EARLY": True},
+    "two barriers": {"STAGES": 5, "JOINED": False},
+    "two stages": {"STAGES": 2, "JOINED": False, "EARLY": False},
+    "three groups": {"GROUPS": 3, "STAGES": 4, "HELD": False},
+}
+SPARSE = {
+    # A line with 30 tiles, of which the second warp group sees hardly any.
+    "global rows": masks.bigbird(window=1, global_blocks=1, random=0, block=64),
+    "bigbird": masks.bigbird(window=3, global_blocks=1, random=3, block=64),
+    "random": masks.random_blocks(0.2, block=64),
+    "small blocks": masks.random_blocks(0.1, block=16),
+    # No tile that both warp groups see all of, and rows of one that see the first tile.
+    "own halves": masks.documents(torch.tensor([0, 64, 192, 512, 1000, 1920], dtype=torch.int32)),
+}
+
+
+@pytest.mark.parametrize("mask", SPARSE)
+@pytest.mark.parametrize("change", SIZES)
+def test_warp_groups_pass_over_what_they_do_not_see(
+    change: str, mask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = sizes.sizes_of
+    monkeypatch.setattr(launch, "sizes_of", lambda width, kind: plain(width, kind) | SIZES[change])
+    agree(draw((1920, 1920), heads=(1, 1)), SPARSE[mask])
+
+
+def counted(name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The warp groups of all calls of a function of the kernel's from now on."""
+    emulator.modules()
+    kernel, calls = emulator.part("attend"), []
+    plain = getattr(kernel, name)
+
+    def noted(w: int, *rest: Any, **more: Any) -> Any:
+        calls.append(w)
+        return plain(w, *rest, **more)
+
+    monkeypatch.setattr(kernel, name, noted)
+    return calls
+
+
+def test_the_tiles_of_others_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one line, the first warp group sees all tiles, the second one two of them."""
+    calls = counted("step", monkeypatch)
+    shown = torch.ones(128, 1920, dtype=torch.bool)
+    shown[64:, 128:] = False
+    agree(draw((128, 1920), heads=(1, 1)), masks.dense(shown))
+    # Each takes its first tile ahead of all steps.
+    assert calls.count(0) == 29 and calls.count(1) == 1
+
+
+def test_a_softmax_is_online_only_where_the_first_tile_is_not_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised = counted("raised", monkeypatch)
+    # Two documents, whose border is in the second warp group's rows.
+    cuts = torch.tensor([0, 100, 128], dtype=torch.int32)
+    agree(draw((128, 128), heads=(1, 1)), masks.documents(cuts))
+    assert len(raised) == 1
