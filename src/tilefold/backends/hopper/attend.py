@@ -20,7 +20,6 @@ from .program import (
     tile_at,
     told,
     told_next,
-    told_tile,
 )
 from .score import bias_of, in_base2, power, scored, slope_of, weights_of
 
@@ -218,13 +217,11 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
             q = held
         mbarrier.wait(s.k_full.index(stage), phase)
         # What is said of a tile may be gone when its keys are given back.
-        first = told_tile(s, base, whole, masked, 0, stage)
+        first = told_next(s, stage)
         edges = marks_of(w, s, stage, edges)
-        open_ = whole > 0
-        if LISTS:
-            open_ = is_mixed(w, first) == 0
         # Unless all rows see the first tile, it gives them no fixed reference.
-        online = (again > 0) | (open_ == 0)
+        mixed = is_mixed(w, first) if LISTS else whole == 0
+        online = (again > 0) | mixed
         sent = product(w, s, q, stage, turn)
         if C.TURNS:
             pass_turn(w, s)
@@ -233,10 +230,10 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
         stage, phase = advance(stage, phase, C.STAGES)
         if EARLY:
             # If the next tile is none of these rows' this product is for nothing.
-            soon = (online == 0) & (own > 1)
+            soon = (online == 0) & (own > 1) & ((from_ > 1) | (to <= 1))
             mbarrier.wait(s.k_full.index(stage), phase, pred=soon)
-            second = told_tile(s, base, whole, masked, 1, stage)
-            if C.MASKED:
+            second = told_next(s, stage)
+            if LISTS:
                 soon = soon & (passed_over(w, s, second, 1, from_, to, 0) == 0)
             sent_next = product(w, s, q, stage, turn)
             scores = warpgroup_mma_wait(1, [sent])
@@ -244,9 +241,9 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
             scores = warpgroup_mma_wait(0, [sent])
         if not C.JOINED:
             mbarrier.arrive(s.k_empty.index(last_stage), count=1)
-        n0 = key_of(s, first)
+        n0 = key_of(s, first if LISTS else tile_at(s, base, whole, masked, 0))
         scores = scored(s, scores, m0, n0, slope, bias, s_layout)
-        if C.MASKED and open_ == 0:
+        if C.MASKED and mixed:
             scores = gl.where(visible(s, m0, n0, table, edges, s_layout), scores, float("-inf"))
         reference = in_base2(s, gl.max(scores, 1))
         # Keys may be hidden, or infinite.
@@ -259,11 +256,9 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
             ready = warpgroup_mma_wait(0, [sent_next])
             if soon:
                 start = 2
-                n0 = key_of(s, second)
+                n0 = key_of(s, second if LISTS else tile_at(s, base, whole, masked, 1))
                 edges = marks_of(w, s, stage, edges)
-                hides = whole == 1
-                if LISTS:
-                    hides = is_mixed(w, second)
+                hides = is_mixed(w, second) if LISTS else whole == 1
                 p, o, reference, sums, stage, phase, last_stage, last_phase, turn, about = step(
                     w, s, q, ready, p, o, reference, sums, stage, phase, last_stage, last_phase, turn,
                     own > 2, m0, n0, slope, bias, table, edges, hides, True, C.MASKED, not C.FIXED,
