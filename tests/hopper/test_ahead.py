@@ -104,8 +104,8 @@ def test_products_are_not_serialised(width: int, kind: str) -> None:
 @pytest.mark.skipif(triton.__version__ != "3.6.0", reason="spills depend on the compiler")
 @pytest.mark.parametrize("width, kind", EVERY)
 def test_nothing_is_spilled_in_a_loop_over_tiles(width: int, kind: str) -> None:
-    """Some bytes of what a loop does not touch may wait in memory. At D 256 a masked loop reads one word, and
-    with intervals of rows some of these.
+    """Some bytes of what a loop does not touch may wait in memory. At D 256 a masked loop reads one word, one
+    over the edges of a window two, and one with intervals of rows some.
     """
     C = variant(width, kind)
     made = of(C)
@@ -116,7 +116,9 @@ def test_nothing_is_spilled_in_a_loop_over_tiles(width: int, kind: str) -> None:
     assert sum(not online for online, _ in found) >= C.GROUPS
     assert sum(online for online, _ in found) >= C.GROUPS
     #: Stores and loads in a loop with a fixed reference, and in an online one.
-    most = (6, 9) if (width, kind) == (256, "rows") else (1, 1) if width == 256 else (0, 0)
+    most = {(256, "rows"): (6, 9), (256, "window"): (2, 1)}.get(
+        (width, kind), (1, 1) if width == 256 else (0, 0)
+    )
     assert all(spills <= most[online] for online, spills in found), found
     if width == 256:
         assert min(spills for online, spills in found if not online) == 0

@@ -205,6 +205,9 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
     edges, slope, bias, o, reference, sums = opened(s, b, h, m0, table)
     zero = gl.to_tensor(0)
     given_up, passed = zero, zero
+    # Unless all rows see the first tile, it gives them no fixed reference.
+    mixed = whole == 0
+    online = (again > 0) | mixed
     if C.MASKED:
         stage, phase, turn = skip(w, s, stage, phase, turn, before)
     if own > 0:
@@ -219,9 +222,9 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
         # What is said of a tile may be gone when its keys are given back.
         first = told_next(s, stage)
         edges = marks_of(w, s, stage, edges)
-        # Unless all rows see the first tile, it gives them no fixed reference.
-        mixed = is_mixed(w, first) if LISTS else whole == 0
-        online = (again > 0) | mixed
+        if LISTS:
+            mixed = is_mixed(w, first)
+            online = (again > 0) | mixed
         sent = product(w, s, q, stage, turn)
         if C.TURNS:
             pass_turn(w, s)
@@ -280,7 +283,7 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
                     stage, phase, turn = skip(w, s, stage, phase, turn, 1)
                     mbarrier.wait(s.k_full.index(stage), phase, pred=j + 1 < own)
                     about = told_next(s, stage)
-                    passed += 1
+                    passed = passed + 1 if C.MASK == BITS else zero
                 else:
                     passed = zero
                     p, o, reference, sums, stage, phase, last_stage, last_phase, turn, about = step(

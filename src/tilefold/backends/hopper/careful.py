@@ -12,8 +12,8 @@ from .attend import multiplied, opened, raised, row_sums
 from .dialect import gl, gluon, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from .finish import finish
 from .machine import keep_pointer, kept_pointer, packed, unpacked
-from .mask import BITS, visible
-from .program import LINES, advance, got, key_of, put, slot_of, told, told_code, told_tile
+from .mask import BAND, BITS, visible
+from .program import LINES, advance, got, key_of, put, slot_of, tile_at, told, told_code, told_next
 from .score import scored, weights_of
 
 
@@ -84,8 +84,12 @@ def attend_carefully(s, done, offset, stage, phase):
     edges, slope, bias, o, reference, sums = opened(s, b, h, m0, table)
     q = s.q_smem.index(slot).reshape([LINES, C.D])
     for j in range(own + after):
-        mbarrier.wait(s.k_full.index(stage), phase)
-        n0 = key_of(s, told_tile(s, base, whole, masked, j, stage))
+        if C.MASK == BAND:
+            n0 = tile_at(s, base, whole, masked, j) * C.BN
+            mbarrier.wait(s.k_full.index(stage), phase)
+        else:
+            mbarrier.wait(s.k_full.index(stage), phase)
+            n0 = key_of(s, told_next(s, stage))
         if C.MASK == BITS:
             code = told_code(0, s, stage)
             for w in gl.static_range(1, GROUPS):

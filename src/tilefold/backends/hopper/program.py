@@ -214,18 +214,8 @@ def entry_at(s, line, j):
 
 
 @gluon.jit
-def told_tile(s, base, whole, masked, j, stage):
-    """As `tile_at`, for a consumer, when the tile's keys are there, in this stage."""
-    C: gl.constexpr = s.C
-    if C.MASK == BAND:
-        return tile_at(s, base, whole, masked, j)
-    else:
-        return told_next(s, stage)
-
-
-@gluon.jit
 def told_next(s, stage):
-    """What a list says of the tile in a stage, if there are lists."""
+    """What a list, if there is one, says of the tile whose keys are in a stage."""
     C: gl.constexpr = s.C
     if C.MASK == BAND:
         return gl.to_tensor(0)
