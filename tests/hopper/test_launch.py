@@ -365,15 +365,18 @@ def test_what_the_kernel_does_not_have_is_declined(change: dict[str, object], re
 
 
 def test_calls_that_ask_for_nobody_go_where_they_are_fast() -> None:
-    bits = masks.lower(
-        *masks.random_blocks(0.3, block=64).build(1, 2, 256, 256, "cpu").spec(), 1, 2, 256, 256, "cpu"
+    whole, mixed = (
+        masks.lower(*mask.build(1, 2, 512, 640, "cpu").spec(), 1, 2, 512, 640, "cpu")
+        for mask in (masks.random_blocks(0.3, block=64), masks.random_blocks(0.3, block=16))
     )
     unasked = dataclasses.replace(ASKED, backend=None)
+    narrow = dataclasses.replace(unasked, head_dim=64, v_head_dim=64)
     with tuned.assuming("sm90"):
-        assert backend.why_not(unasked, BANDS[0]) == []
+        for problem, form in ((unasked, BANDS[0]), (unasked, whole), (unasked, mixed), (narrow, whole)):
+            assert backend.why_not(problem, form) == []
         for problem, form, reason in (
             (dataclasses.replace(unasked, aligned=False), BANDS[0], "multiples of 16 bytes"),
-            (unasked, bits, "faster with masks of blocks"),
+            (narrow, mixed, "% of the mask's blocks of 64 x 64 show some of their elements only"),
             (dataclasses.replace(unasked, q_length=63), BANDS[0], "64 rows and more, this call 63"),
             (dataclasses.replace(unasked, head_dim=24, v_head_dim=16), BANDS[0], "fill less than half"),
             (dataclasses.replace(unasked, head_dim=100), BANDS[0], "multiples of 16 bytes"),

@@ -93,6 +93,36 @@ def test_tiles_of_single_warp_groups_alternate_behind_those_of_both() -> None:
     assert [word & 0xFFFFFF for word in order_of(found, 0, 0)] == [0, 3, 5, 1, 7, 8, 9, 2, 4]
 
 
+def test_whole_tiles_of_one_alternate_with_mixed_ones_of_another() -> None:
+    found = listed(torch.tensor([[[2] * 10 + [0] * 10, [0] * 10 + [1] * 10]], dtype=torch.int8), 2)
+    assert [word & 0xFFFFFF for word in order_of(found, 0, 0)] == [n + w for n in range(10) for w in (0, 10)]
+
+
+def test_calls_of_one_mask_share_what_is_made_of_its_lists() -> None:
+    x, mask = draw((300, 300)), masks.random_blocks(0.3, block=64)
+    form = work_of(x, mask).form
+    device = torch.device("cpu")
+    made = []
+    for groups in (2, 2, 3):
+        C = variant(groups, BITS)
+        made.append(launch._listed(form, work_of(x).problem, C, device)[1])
+    assert made[0] is made[1] and made[0].tiles.shape[1] == 3 and made[2].tiles.shape[1] == 2
+
+
+def test_all_that_a_mask_keeps_is_made_before_others_are_let_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams wait for the last place at which something was made."""
+    x, said = draw((300, 300)), []
+    origin, states = launch.Origin, launch._states
+    monkeypatch.setattr(launch, "Origin", lambda device: said.append("origin") or origin(device))
+    monkeypatch.setattr(launch, "_states", lambda *rest: said.append("states") or states(*rest))
+    problem = work_of(x).problem
+    for mask in (masks.random_blocks(0.31, block=64), masks.documents(torch.tensor([0, 99, 300]).int())):
+        form = work_of(x, mask).form
+        launch._listed(form, problem, variant(2, BITS), torch.device("cpu"))
+        assert said == ["states", "origin"] and len(launch._origins[form]) == 1
+        said.clear()
+
+
 def test_bits_come_with_their_codes() -> None:
     states = drawn(3)
     index = torch.where(states == 1, torch.arange(states.numel()).view(states.shape), -states.int()).int()
@@ -152,7 +182,20 @@ SIZES: dict[str, dict[str, Any]] = {
     "two stages": {"STAGES": 2, "JOINED": False, "EARLY": False},
     "three groups": {"GROUPS": 3, "STAGES": 4, "HELD": False},
 }
+
+
+def some_see_none() -> masks.Mask:
+    """Of every three times 64 rows, the first two see 20 tiles of which the third sees nothing."""
+    shown = torch.zeros(1920, 1920, dtype=torch.bool)
+    for start in range(0, 1920, 192):
+        shown[start : start + 128, :1280] = True
+        shown[start + 128 : start + 192, 1280:1600] = True
+        shown[start + 128 : start + 192 : 3, 1600:] = True
+    return masks.dense(shown)
+
+
 SPARSE = {
+    "some see none": some_see_none(),
     # A line with 30 tiles, of which the second warp group sees hardly any.
     "global rows": masks.bigbird(window=1, global_blocks=1, random=0, block=64),
     "bigbird": masks.bigbird(window=3, global_blocks=1, random=3, block=64),

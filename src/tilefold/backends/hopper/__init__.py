@@ -24,6 +24,9 @@ ARCHITECTURE = "sm90"
 WIDEST, MOST_HEADS = 256, (1 << 16) - 1
 #: Rows, and columns of heads, of calls that it gets without being asked for.
 FEWEST_ROWS, FEWEST_COLUMNS = 64, 32
+#: Columns of heads up to which it leaves masks of blocks to others if more than this share of all blocks is
+#: mixed.
+NARROW, MOST_MIXED = 64, 0.25
 
 
 def _refusal(device: str) -> str | None:
@@ -56,8 +59,11 @@ def _better_elsewhere(problem: Problem, form: Any) -> list[str]:
             "it copies by TMA, which takes dense rows at multiples of 16 bytes; q, k or v lie otherwise, and "
             "would first be copied"
         )
-    if form.kind == "bits":
-        reasons.append("the Triton kernels are faster with masks of blocks")
+    if max(problem.head_dim, problem.v_head_dim) <= NARROW and _mixed(form) > MOST_MIXED:
+        reasons.append(
+            f"heads have up to {NARROW} columns and {_mixed(form):.0%} of the mask's blocks of 64 x 64 show "
+            "some of their elements only, with which the Triton kernels are faster"
+        )
     if problem.q_length < FEWEST_ROWS:
         reasons.append(
             f"its tiles have {FEWEST_ROWS} rows and more, this call {problem.q_length}, and the Triton "
@@ -71,6 +77,11 @@ def _better_elsewhere(problem: Problem, form: Any) -> list[str]:
     if tuned.assumed() is None and not _alone():
         reasons.append("not all GPUs here are Hopper's")
     return reasons
+
+
+def _mixed(form: Any) -> float:
+    """The share of mixed blocks among those of a mask that is one of blocks."""
+    return len(form.words) / max(form.states.numel(), 1) if form.kind == "bits" else 0.0
 
 
 @functools.cache

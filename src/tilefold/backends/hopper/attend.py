@@ -19,7 +19,7 @@ from .program import (
     slot_of,
     tile_at,
     told,
-    told_next,
+    told_tile,
 )
 from .score import bias_of, in_base2, power, scored, slope_of, weights_of
 
@@ -47,8 +47,9 @@ def skip(w: gl.constexpr, s, stage, phase, turn, count):
 
 @gluon.jit
 def passed_over(w: gl.constexpr, s, tile, j, from_, to, passed):
-    """Whether rows take no part in the j-th tile of keys: they see nothing of it, and after `passed` such
-    tiles in a row the ring still has room for the next one beside the last values in use.
+    """Whether rows pass over the j-th tile of keys, of which they see nothing. In a list there may be many
+    such tiles in a row: only while, after `passed` of them, the ring still has room for the next tile beside
+    the last values in use.
     """
     C: gl.constexpr = s.C
     if C.MASK == BAND:
@@ -165,12 +166,13 @@ def step(
     next_stage, next_phase = advance(stage, phase, C.STAGES)
     # This wait brings an edge of a basic block, without which the compiler of the machine's code moves every
     # exponential behind the wait for `p v`. Tiles that these rows do not see may lie between the last one and
-    # this one: then the next keys may come only when the last values are given back.
+    # this one: in a band the next keys may then come only when the last values are given back (of lists, rows
+    # pass over no more tiles than leaves room for these keys).
     if C.BELOW and MASKED:
         mbarrier.wait(s.v_full.index(last_stage), last_phase)
     else:
         mbarrier.wait(s.k_full.index(next_stage), next_phase, pred=more)
-    following = told_next(s, next_stage)
+    following = told_tile(s, next_stage)
     o = warpgroup_mma_wait(0, [added])
     new = packed(weights, dtype)
     mbarrier.arrive((s.k_empty if C.JOINED else s.v_empty).index(last_stage), count=1)
@@ -195,7 +197,7 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
     EARLY: gl.constexpr = C.EARLY and not C.TURNS
     MARKS: gl.constexpr = C.FIXED or C.CAREFUL
     LISTS: gl.constexpr = C.MASK != BAND
-    PASSES: gl.constexpr = C.BELOW or C.MASK == BITS
+    GAPS: gl.constexpr = C.BELOW or C.MASK == BITS
     slot, parity = slot_of(done, C)
     mbarrier.wait(s.q_full.index(slot + w), parity)
     place, tiles, shares = told(w, s, slot + w)
@@ -205,7 +207,7 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
     edges, slope, bias, o, reference, sums = opened(s, b, h, m0, table)
     zero = gl.to_tensor(0)
     given_up, passed = zero, zero
-    # Unless all rows see the first tile, it gives them no fixed reference.
+    # Unless these rows see all of the first tile, it gives them no fixed reference.
     mixed = whole == 0
     online = (again > 0) | mixed
     if C.MASKED:
@@ -220,7 +222,7 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
             q = held
         mbarrier.wait(s.k_full.index(stage), phase)
         # What is said of a tile may be gone when its keys are given back.
-        first = told_next(s, stage)
+        first = told_tile(s, stage)
         edges = marks_of(w, s, stage, edges)
         if LISTS:
             mixed = is_mixed(w, first)
@@ -235,7 +237,7 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
             # If the next tile is none of these rows' this product is for nothing.
             soon = (online == 0) & (own > 1) & ((from_ > 1) | (to <= 1))
             mbarrier.wait(s.k_full.index(stage), phase, pred=soon)
-            second = told_next(s, stage)
+            second = told_tile(s, stage)
             if LISTS:
                 soon = soon & (passed_over(w, s, second, 1, from_, to, 0) == 0)
             sent_next = product(w, s, q, stage, turn)
@@ -268,10 +270,10 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
                 )  # fmt: skip
             else:
                 mbarrier.wait(s.k_full.index(stage), phase, pred=own > 1)
-                about = told_next(s, stage)
+                about = told_tile(s, stage)
         else:
             mbarrier.wait(s.k_full.index(stage), phase, pred=own > 1)
-            about = told_next(s, stage)
+            about = told_tile(s, stage)
         # The first tile is done, or two. The softmax that is taken online has a loop of its own, but nothing
         # else: code that has not run yet is slow to come, and what lies beyond its first 60 kB slower still.
         if C.FIXED or C.MASKED:
@@ -279,10 +281,10 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
                 tile = about if LISTS else tile_at(s, base, whole, masked, j)
                 n0 = key_of(s, tile)
                 edges = marks_of(w, s, stage, edges)
-                if PASSES and passed_over(w, s, tile, j, from_, to, passed):
+                if GAPS and passed_over(w, s, tile, j, from_, to, passed):
                     stage, phase, turn = skip(w, s, stage, phase, turn, 1)
                     mbarrier.wait(s.k_full.index(stage), phase, pred=j + 1 < own)
-                    about = told_next(s, stage)
+                    about = told_tile(s, stage)
                     passed = passed + 1 if C.MASK == BITS else zero
                 else:
                     passed = zero
@@ -304,7 +306,7 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
             trial = gl.where(stop > _MANY // C.BN, gl.maximum(start, _TRIAL // C.BN), stop)
         for part in range(PARTS):
             for j in range(gl.where(part == 0, start, trial), gl.where(part == 0, trial, stop)):
-                # Where a tile lies is asked by masks, ALiBi and biases alone.
+                # Where a tile of a band lies is asked by masks, ALiBi and biases alone.
                 tile = about if LISTS else coming
                 hides = j >= whole
                 if LISTS:
@@ -316,7 +318,7 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
                 if C.MASK == BITS and passed_over(w, s, tile, j, from_, to, passed):
                     stage, phase, turn = skip(w, s, stage, phase, turn, 1)
                     mbarrier.wait(s.k_full.index(stage), phase, pred=j + 1 < own)
-                    about = told_next(s, stage)
+                    about = told_tile(s, stage)
                     passed += 1
                 else:
                     passed = zero

@@ -13,7 +13,7 @@ from .dialect import gl, gluon, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from .finish import finish
 from .machine import keep_pointer, kept_pointer, packed, unpacked
 from .mask import BAND, BITS, visible
-from .program import LINES, advance, got, key_of, put, slot_of, tile_at, told, told_code, told_next
+from .program import LINES, advance, got, key_of, put, slot_of, tile_at, told, told_code, told_tile
 from .score import scored, weights_of
 
 
@@ -89,7 +89,7 @@ def attend_carefully(s, done, offset, stage, phase):
             mbarrier.wait(s.k_full.index(stage), phase)
         else:
             mbarrier.wait(s.k_full.index(stage), phase)
-            n0 = key_of(s, told_next(s, stage))
+            n0 = key_of(s, told_tile(s, stage))
         if C.MASK == BITS:
             code = told_code(0, s, stage)
             for w in gl.static_range(1, GROUPS):

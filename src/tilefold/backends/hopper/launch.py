@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tilefold.backends.triton.arguments import Kept, MaskArguments, dtypes, of_mask, strides_of_bias
-from tilefold.backends.triton.lists import Lists, lists_of
+from tilefold.backends.triton.lists import lists_of
 from tilefold.cost.grid import section
 from tilefold.cost.tiles import PARTIAL
 from tilefold.masks.band import Band
@@ -178,17 +178,26 @@ def _run(variant: Variant, types: tuple[Any, ...]) -> Run:
     return Run(forward_kernel, variant)
 
 
-#: Where lists of a mask were made first, for what other kinds of calls make of them.
+#: Of each mask, lists as the kernel takes them, by what they depend on; and where they, and what they are
+#: made from, were made first, for calls on other streams.
+_kept_lists: weakref.WeakKeyDictionary[Any, dict[Any, Listed]] = weakref.WeakKeyDictionary()
 _origins: weakref.WeakKeyDictionary[Any, list[Origin]] = weakref.WeakKeyDictionary()
 
 
-def _lists(form: Any, p: Problem, rows: int, keys: int, device: torch.device) -> Lists:
-    """Lists of a mask, whichever stream they were made on."""
+def _listed(form: Any, p: Problem, C: Variant, device: torch.device) -> tuple[MaskArguments, Listed]:
+    """Lists of a mask, whichever stream they were made on, and its other arguments."""
     for origin in _origins.get(form, ()):
         origin.before()
-    found = lists_of(form, p.q_length, p.k_length, rows, keys, by_key=False)
-    _origins.setdefault(form, []).append(Origin(device))
-    return found
+    lists = lists_of(form, p.q_length, p.k_length, LINES * C.GROUPS, C.BN, by_key=False)
+    mask, found = of_mask(form, lists), _kept_lists.setdefault(form, {})
+    name = p.q_length, p.k_length, C.GROUPS, C.BN, C.FIXED
+    listed = found.get(name)
+    if listed is None:
+        listed = of_lists(lists, _states(form, p, C.BN, device), mask.index, C)
+        if not capturing(device):
+            found[name] = listed
+            _origins.setdefault(form, []).append(Origin(device))
+    return mask._replace(tiles=listed.tiles), listed
 
 
 def _states(form: Any, p: Problem, keys: int, device: torch.device) -> Tensor:
@@ -206,11 +215,10 @@ def _make(work: Work, _: str, more: Any) -> _Made:
     B, H, L = p.batch, p.q_heads, p.q_length
     if period:
         p = replace(p, q_heads=p.k_heads, q_length=p.group * L)
-    lists = None if isinstance(form, Band) else _lists(form, p, LINES * C.GROUPS, C.BN, work.q.device)
-    mask, listed = of_mask(form, lists), None
-    if lists is not None:
-        listed = of_lists(lists, _states(form, p, C.BN, work.q.device), mask.index, C)
-        mask = mask._replace(tiles=listed.tiles)
+    if isinstance(form, Band):
+        mask, listed = of_mask(form, None), None
+    else:
+        mask, listed = _listed(form, p, C, work.q.device)
     if mask.bounds is not None and mask.bounds.numel() == 0:
         # Words of bits without a mixed granule: what is read there counts for nothing, but it is read.
         mask = mask._replace(bounds=mask.bounds.new_zeros(2 * LINES))

@@ -113,27 +113,28 @@ class Listed(NamedTuple):
 
 def of_lists(lists: Lists, states: Tensor, index: Tensor | None, C: Variant) -> Listed:
     """Of lists. Tiles that all rows see come first, then those of which each warp group sees something, then
-    those of single ones in turn, so that none of them is without work for long.
+    those of fewer of them in turn, so that none is without work for long.
 
     Args:
         states: int8 `[tables, ceil(q_length / 64), tiles]`: of what each 64 rows see, a tile is empty (0),
             partial (1) or full (2).
-        index: int32, like `states`, where the bits of a tile are, or -1 where it is empty and -2 where it is
-            full; None unless the lists are those of bits.
+        index: int32 `[Bm, Hm, ceil(q_length / 64), tiles]`, where the bits of a tile are, or -1 where it is
+            empty and -2 where it is full; None unless the lists are those of bits.
     """
     full, partial = lists.counts.unbind(-1)
     _, lines, capacity = lists.tiles.shape
-    at, count = torch.arange(capacity, device=full.device), full + partial
+    at, count = torch.arange(capacity, device=full.device, dtype=torch.int32), full + partial
     there = at < count[..., None]
     # Nothing is said of what lies behind them in memory.
     tiles = torch.where(there, lists.tiles, 0)
     states = _at(_by_group(states, lines, C), tiles) * there[:, :, None]
     order = _in_turn(states, at < full[..., None])
     states, tiles = _at(states, order), tiles.gather(-1, order)
-    seen, group = states > 0, torch.arange(C.GROUPS, device=full.device)[:, None]
-    own = ((at + 1) * seen).amax(-1)
-    flags = ((~seen << (HIDDEN + group)) | ((states < FULL) << (MIXED + group))).sum(2)
-    entries = (tiles | flags).int()
+    own = ((at + 1) * (states > 0)).amax(-1)
+    entries = tiles.int()
+    for w in range(C.GROUPS):
+        hidden, mixed = (states[:, :, w] < state for state in (PARTIAL, FULL))
+        entries = entries | (hidden.int() << (HIDDEN + w)) | (mixed.int() << (MIXED + w))
     if index is not None:
         codes = _at(_by_group(index.flatten(0, 1), lines, C), tiles)
         entries = pad(torch.stack([entries, *codes.unbind(2)], -1), (0, entry_words(C.MASK) - 1 - C.GROUPS))
@@ -144,18 +145,19 @@ def of_lists(lists: Lists, states: Tensor, index: Tensor | None, C: Variant) -> 
 
 
 def _in_turn(states: Tensor, whole: Tensor) -> Tensor:
-    """The order of the tiles of each line: the `whole` ones first, then those that more warp groups see, then
-    those that more of them see all of. Among these, each has its place among those that the same ones see.
+    """The order of the tiles of each line: the `whole` ones first, then those that more warp groups see, each
+    in its place among those that the same ones see; of these, those that more of them see all of come first.
     """
     groups, capacity = states.shape[2:]
-    seen, group = states > 0, torch.arange(groups, device=states.device)[:, None]
-    rank = 2 * groups - (groups + 1) * seen.sum(2, dtype=torch.int32)
-    key = (rank - (states == FULL).sum(2, dtype=torch.int32)) * (capacity + 1)
+    seen, group = (states > 0).int(), torch.arange(groups, device=states.device)[:, None]
     viewers = (seen << group).sum(2, dtype=torch.int32)
-    for some in range(1, 1 << groups):
-        same = viewers == some
-        key += same * same.cumsum(-1, dtype=torch.int32)
-    return torch.where(whole, key.min() - 1, key).argsort(dim=-1, stable=True)
+    alike = viewers * (groups + 1) + groups - (states == FULL).sum(2, dtype=torch.int32)
+    order = alike.argsort(dim=-1, stable=True)
+    viewers = viewers.gather(-1, order)
+    place = torch.arange(capacity, device=states.device) - torch.searchsorted(viewers, viewers)
+    place = torch.empty_like(place).scatter_(-1, order, place)
+    key = (groups - seen.sum(2)) * capacity + place
+    return torch.where(whole, -1, key).argsort(dim=-1, stable=True)
 
 
 def _by_group(x: Tensor, lines: int, C: Variant) -> Tensor:

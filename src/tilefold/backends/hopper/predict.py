@@ -9,10 +9,11 @@ from tilefold.backends import triton
 from tilefold.backends.triton import predict
 from tilefold.backends.triton.sizes import Sizes
 from tilefold.cost.steps import Bias, Declaration
+from tilefold.masks.band import Band
 from tilefold.problem import Problem
 
 from .sizes import kind_of, sizes_of, width_of
-from .variant import LINES
+from .variant import KINDS, LINES, entry_words
 
 #: Warps of a program whose registers are a whole core's.
 _WARPS = 8
@@ -58,6 +59,15 @@ class _Forward(predict._Pass):
         """Rows and keys of the tiles of all warp groups together."""
         found = sizes_of(self.width, self.kind)
         return Sizes(LINES * found["GROUPS"], found["BN"], _WARPS, found["STAGES"])
+
+    def lists(self, *kernels: str) -> dict[str, int]:
+        """See `predict._Pass.lists`: it keeps what it makes of them beside them."""
+        found = super().lists(*kernels)
+        if not isinstance(self.form, Band):
+            tables, sizes = self.form.tensors()[0].shape[:2].numel(), self.sizes("forward")
+            lines, tiles = -(-self.p.q_length // sizes.rows), -(-self.p.k_length // sizes.keys)
+            found["words of tiles"] = 4 * entry_words(KINDS[self.form.kind]) * tables * lines * tiles
+        return found
 
     def may_split(self, name: str) -> bool:
         """Its lines are never cut into parts."""

@@ -214,7 +214,7 @@ def entry_at(s, line, j):
 
 
 @gluon.jit
-def told_next(s, stage):
+def told_tile(s, stage):
     """What a list, if there is one, says of the tile whose keys are in a stage."""
     C: gl.constexpr = s.C
     if C.MASK == BAND:
