@@ -98,6 +98,12 @@ def test_whole_tiles_of_one_alternate_with_mixed_ones_of_another() -> None:
     assert [word & 0xFFFFFF for word in order_of(found, 0, 0)] == [n + w for n in range(10) for w in (0, 10)]
 
 
+def test_pairs_of_three_warp_groups_alternate_before_single_ones() -> None:
+    rows = [[2] * 8 + [0] * 2, [2] * 4 + [0] * 4 + [2] * 2, [0] * 4 + [1] * 4 + [0] * 2]
+    found = listed(torch.tensor([rows], dtype=torch.int8), 3)
+    assert [word & 0xFFFFFF for word in order_of(found, 0, 0)] == [0, 4, 1, 5, 2, 6, 3, 7, 8, 9]
+
+
 def test_calls_of_one_mask_share_what_is_made_of_its_lists() -> None:
     x, mask = draw((300, 300)), masks.random_blocks(0.3, block=64)
     form = work_of(x, mask).form
@@ -185,13 +191,16 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def some_see_none() -> masks.Mask:
-    """Of every three times 64 rows, the first two see 20 tiles of which the third sees nothing."""
+    """Of every three times 64 rows, the first two see some of 20 tiles, and the third some of 10 others."""
     shown = torch.zeros(1920, 1920, dtype=torch.bool)
     for start in range(0, 1920, 192):
-        shown[start : start + 128, :1280] = True
-        shown[start + 128 : start + 192, 1280:1600] = True
-        shown[start + 128 : start + 192 : 3, 1600:] = True
-    return masks.dense(shown)
+        shown[start : start + 128, :1280] = shown[start + 128 : start + 192, 1280:] = True
+    return masks.dense(shown & half(1920, 1920))
+
+
+def half(*shape: int) -> Tensor:
+    """What no intervals say."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(2)) < 0.5
 
 
 SPARSE = {
@@ -213,36 +222,55 @@ def test_warp_groups_pass_over_what_they_do_not_see(
 ) -> None:
     plain = sizes.sizes_of
     monkeypatch.setattr(launch, "sizes_of", lambda width, kind: plain(width, kind) | SIZES[change])
+    assert mask == "own halves" or work_of(draw((1920, 1920)), SPARSE[mask]).form.kind == "bits"
     agree(draw((1920, 1920), heads=(1, 1)), SPARSE[mask])
 
 
-def counted(name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The warp groups of all calls of a function of the kernel's from now on."""
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """The warp group of each step of the kernel's loops from now on, and whether its softmax is online."""
     emulator.modules()
-    kernel, calls = emulator.part("attend"), []
-    plain = getattr(kernel, name)
+    kernel, found = emulator.part("attend"), []
+    plain = kernel.step
 
-    def noted(w: int, *rest: Any, **more: Any) -> Any:
-        calls.append(w)
-        return plain(w, *rest, **more)
+    def noted(w: int, *rest: Any) -> Any:
+        found.append((w, bool(rest[-1])))
+        return plain(w, *rest)
 
-    monkeypatch.setattr(kernel, name, noted)
-    return calls
+    monkeypatch.setattr(kernel, "step", noted)
+    return found
 
 
-def test_the_tiles_of_others_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_end_with_their_last_tile(steps: list[tuple[int, bool]]) -> None:
     """Of one line, the first warp group sees all tiles, the second one two of them."""
-    calls = counted("step", monkeypatch)
     shown = torch.ones(128, 1920, dtype=torch.bool)
     shown[64:, 128:] = False
     agree(draw((128, 1920), heads=(1, 1)), masks.dense(shown))
     # Each takes its first tile ahead of all steps.
-    assert calls.count(0) == 29 and calls.count(1) == 1
+    assert sorted(steps) == [(0, False)] * 29 + [(1, False)]
 
 
-def test_a_softmax_is_online_only_where_the_first_tile_is_not_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    raised = counted("raised", monkeypatch)
+@pytest.mark.parametrize("stages, more", [(5, 0), (3, 9)])
+def test_tiles_of_bits_that_others_see_cost_no_step(
+    stages: int, more: int, steps: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warp groups see a tile together and ten others each, which come in turn. With three stages, none may be
+    passed over.
+    """
+    plain, change = sizes.sizes_of, {"STAGES": stages, "EARLY": False, "GROUPS": 2}
+    monkeypatch.setattr(launch, "sizes_of", lambda width, kind: plain(width, kind) | change)
+    shown = torch.zeros(128, 1344, dtype=torch.bool)
+    shown[:64, 64:704] = shown[64:, 704:] = half(64, 640)
+    shown[:, :64] = True
+    x, mask = draw((128, 1344), heads=(1, 1)), masks.dense(shown)
+    assert work_of(x, mask).form.kind == "bits"
+    agree(x, mask)
+    # The last tile is the second warp group's, and the first one's ends before it.
+    assert sorted(steps) == [(0, False)] * (10 + more) + [(1, False)] * (10 + more + (more > 0))
+
+
+def test_a_softmax_is_online_where_the_own_first_tile_is_mixed(steps: list[tuple[int, bool]]) -> None:
     # Two documents, whose border is in the second warp group's rows.
     cuts = torch.tensor([0, 100, 128], dtype=torch.int32)
     agree(draw((128, 128), heads=(1, 1)), masks.documents(cuts))
-    assert len(raised) == 1
+    assert sorted(steps) == [(0, False), (1, True)]

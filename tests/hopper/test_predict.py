@@ -88,3 +88,14 @@ def test_masks_cost_what_they_show() -> None:
 def test_what_it_declines_is_said() -> None:
     problem = Problem(1, 8, 8, 512, 512, 64, 64, torch.float32, "cuda")
     assert "take bfloat16 and float16" in str(explain(problem, machine="H200"))
+
+
+@pytest.mark.parametrize(
+    "mask, words",
+    [(masks.documents(torch.tensor([0, 100, 1024], dtype=torch.int32)), 1), (masks.random_blocks(0.3), 4)],
+    ids=["documents", "blocks"],
+)
+def test_lists_are_kept_twice(mask: masks.Mask, words: int) -> None:
+    """As the Triton backend makes them, and as the kernel takes them: lines of 128 rows, tiles of 64 keys."""
+    found = explain(call(1, 2, 1024, 128), mask=mask, machine="H200").forward
+    assert found.extra_bytes == 4 * 8 * (16 + 3) + 4 * words * 8 * 16

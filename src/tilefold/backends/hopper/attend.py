@@ -238,7 +238,7 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
             soon = (online == 0) & (own > 1) & ((from_ > 1) | (to <= 1))
             mbarrier.wait(s.k_full.index(stage), phase, pred=soon)
             second = told_tile(s, stage)
-            if LISTS:
+            if C.MASK == BITS:
                 soon = soon & (passed_over(w, s, second, 1, from_, to, 0) == 0)
             sent_next = product(w, s, q, stage, turn)
             scores = warpgroup_mma_wait(1, [sent])

@@ -61,8 +61,9 @@ class _Forward(predict._Pass):
         return Sizes(LINES * found["GROUPS"], found["BN"], _WARPS, found["STAGES"])
 
     def lists(self, *kernels: str) -> dict[str, int]:
-        """See `predict._Pass.lists`: it keeps what it makes of them beside them."""
+        """See `predict._Pass.lists`: it keeps what it makes of them beside them, and no index."""
         found = super().lists(*kernels)
+        found = {name: size for name, size in found.items() if not name.startswith("index")}
         if not isinstance(self.form, Band):
             tables, sizes = self.form.tensors()[0].shape[:2].numel(), self.sizes("forward")
             lines, tiles = -(-self.p.q_length // sizes.rows), -(-self.p.k_length // sizes.keys)

@@ -37,7 +37,7 @@ class Variant:
         CAREFUL: tiles may mix what a row sees with what it does not see: lines of tiles with a result that
             is not finite are computed once more, selecting.
         STEPPED: the band shows every `step`-th key only. BELOW: it has a lower bound.
-        FIXED: the reference of the softmax is that of the first tile, if all rows see it.
+        FIXED: the reference of a warp group's softmax is that of its first tile, if its rows see all of that.
         TRIAL: long lines are given up early if their sums are lost.
         PLAIN: the score is nothing but a positive scale times the product.
         SOFTCAP, ALIBI, BIAS: options in use.
