@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from tilefold import masks, reference
-from tilefold.backends.hopper import launch
+from tilefold.backends.hopper import launch, sizes
 from tilefold.masks.base import Mask
 from tilefold.planning.backend import Work
 from tilefold.problem import Problem
@@ -44,6 +45,11 @@ def work_of(x: Tensors, mask: Mask | None = None, **options: Any) -> Work:
     problem = Problem(B, H, Hk, L, Lk, D, v.shape[3], q.dtype, "cpu", options=scores.flags)
     form = masks.lower(spec, held, B, H, L, Lk, "cpu")
     return Work(problem, q, k, v, form, scores)
+
+
+def resize(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
+    """Other sizes than the table's, from now on."""
+    monkeypatch.setattr(launch, "sizes_of", lambda width, kind: sizes.sizes_of(width, kind) | changes)
 
 
 def hopper(x: Tensors, mask: Mask | None = None, **options: Any) -> tuple[Tensor, Tensor]:

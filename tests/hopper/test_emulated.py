@@ -32,7 +32,7 @@ from tilefold.backends.hopper.schedule import Order
 from tilefold.backends.triton import arguments
 
 from . import emulator
-from .calls import Tensors, agree, draw, hopper, right, work_of
+from .calls import Tensors, agree, draw, hopper, resize, right, work_of
 
 pytestmark = pytest.mark.usefixtures("emulated")
 
@@ -381,8 +381,7 @@ def test_a_graph_reads_what_was_made_before_its_capture_and_holds_it(
     ids=str,
 )
 def test_other_sizes(changes: dict[str, Any], head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = sizes.sizes_of
-    monkeypatch.setattr(launch, "sizes_of", lambda width, kind: plain(width, kind) | changes)
+    resize(monkeypatch, changes)
     x = draw((400, 500), heads=(2, 2), head_dim=head_dim)
     agree(x)
     agree(x, masks.window(200, 30))
@@ -390,10 +389,7 @@ def test_other_sizes(changes: dict[str, Any], head_dim: int, monkeypatch: pytest
 
 def test_a_ring_that_is_too_short_is_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
     """One barrier for keys and values, two stages: the emulator must see it."""
-    plain = sizes.sizes_of
-    monkeypatch.setattr(
-        launch, "sizes_of", lambda width, kind: plain(width, kind) | {"JOINED": True, "STAGES": 2}
-    )
+    resize(monkeypatch, {"JOINED": True, "STAGES": 2})
     monkeypatch.setattr(emulator, "PATIENCE", 1.0)
     with pytest.raises(AssertionError, match="deadlock"):
         hopper(draw((64, 600)))

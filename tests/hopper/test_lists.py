@@ -9,12 +9,12 @@ from torch import Tensor
 from tilefold import masks
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from tilefold.backends.hopper import launch, lines, sizes
+from tilefold.backends.hopper import launch, lines
 from tilefold.backends.hopper.variant import BITS, HIDDEN, LINES, MIXED, ROWS, Variant
 from tilefold.backends.triton.lists import Lists, _listed, lists_of
 
 from . import emulator
-from .calls import agree, draw, work_of
+from .calls import agree, draw, resize, work_of
 
 pytestmark = pytest.mark.usefixtures("emulated")
 
@@ -220,8 +220,7 @@ SPARSE = {
 def test_warp_groups_pass_over_what_they_do_not_see(
     change: str, mask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = sizes.sizes_of
-    monkeypatch.setattr(launch, "sizes_of", lambda width, kind: plain(width, kind) | SIZES[change])
+    resize(monkeypatch, SIZES[change])
     assert mask == "own halves" or work_of(draw((1920, 1920)), SPARSE[mask]).form.kind == "bits"
     agree(draw((1920, 1920), heads=(1, 1)), SPARSE[mask])
 
@@ -257,8 +256,7 @@ def test_tiles_of_bits_that_others_see_cost_no_step(
     """Warp groups see a tile together and ten others each, which come in turn. With three stages, none may be
     passed over.
     """
-    plain, change = sizes.sizes_of, {"STAGES": stages, "EARLY": False, "GROUPS": 2}
-    monkeypatch.setattr(launch, "sizes_of", lambda width, kind: plain(width, kind) | change)
+    resize(monkeypatch, {"STAGES": stages, "EARLY": False, "GROUPS": 2})
     shown = torch.zeros(128, 1344, dtype=torch.bool)
     shown[:64, 64:704] = shown[64:, 704:] = half(64, 640)
     shown[:, :64] = True

@@ -53,15 +53,15 @@ def _architecture() -> str | None:
 
 def _better_elsewhere(problem: Problem, form: Any) -> list[str]:
     """Why a call that names no backend is left to the Triton kernels: `backend="hopper"` runs it, too."""
-    reasons = []
+    reasons, widest, mixed = [], max(problem.head_dim, problem.v_head_dim), _mixed(form)
     if not problem.lies_aligned:
         reasons.append(
             "it copies by TMA, which takes dense rows at multiples of 16 bytes; q, k or v lie otherwise, and "
             "would first be copied"
         )
-    if max(problem.head_dim, problem.v_head_dim) <= NARROW and _mixed(form) > MOST_MIXED:
+    if widest <= NARROW and mixed > MOST_MIXED:
         reasons.append(
-            f"heads have up to {NARROW} columns and {_mixed(form):.0%} of the mask's blocks of 64 x 64 show "
+            f"heads have up to {NARROW} columns and {mixed:.0%} of the mask's blocks of 64 x 64 show "
             "some of their elements only, with which the Triton kernels are faster"
         )
     if problem.q_length < FEWEST_ROWS:
@@ -69,7 +69,7 @@ def _better_elsewhere(problem: Problem, form: Any) -> list[str]:
             f"its tiles have {FEWEST_ROWS} rows and more, this call {problem.q_length}, and the Triton "
             "kernels plan a call of new lengths sooner"
         )
-    if max(problem.head_dim, problem.v_head_dim) < FEWEST_COLUMNS:
+    if widest < FEWEST_COLUMNS:
         reasons.append(
             f"its tiles have 64 columns and more, of which heads of {problem.head_dim} (q, k) and "
             f"{problem.v_head_dim} (v) fill less than half"

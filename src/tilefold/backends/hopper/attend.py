@@ -285,7 +285,7 @@ def attend(w: gl.constexpr, s, done, again, stage, phase, turn, broken):
                     stage, phase, turn = skip(w, s, stage, phase, turn, 1)
                     mbarrier.wait(s.k_full.index(stage), phase, pred=j + 1 < own)
                     about = told_tile(s, stage)
-                    passed = passed + 1 if C.MASK == BITS else zero
+                    passed += 1
                 else:
                     passed = zero
                     p, o, reference, sums, stage, phase, last_stage, last_phase, turn, about = step(

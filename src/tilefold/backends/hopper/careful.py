@@ -85,7 +85,7 @@ def attend_carefully(s, done, offset, stage, phase):
     q = s.q_smem.index(slot).reshape([LINES, C.D])
     for j in range(own + after):
         if C.MASK == BAND:
-            n0 = tile_at(s, base, whole, masked, j) * C.BN
+            n0 = key_of(s, tile_at(s, base, whole, masked, j))
             mbarrier.wait(s.k_full.index(stage), phase)
         else:
             mbarrier.wait(s.k_full.index(stage), phase)

@@ -141,7 +141,7 @@ def of_lists(lists: Lists, states: Tensor, index: Tensor | None, C: Variant) -> 
     base = torch.arange(full.numel(), device=full.device).view_as(full)
     shares = [_first_of(own[:, :, w], count) for w in range(C.GROUPS)]
     found = _lines(base, full, partial, shares, tiles[:, :, 0].long() * C.BN)
-    return Listed(found, entries.contiguous(), _costs(states, own, at, C))
+    return Listed(found, entries, _costs(states, own, at, C))
 
 
 def _in_turn(states: Tensor, whole: Tensor) -> Tensor:
