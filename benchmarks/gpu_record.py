@@ -4,6 +4,8 @@
     python benchmarks/gpu_record.py --suite hopper --workers 8     # one of them, with pytest-xdist
     python benchmarks/gpu_record.py --limit 3000                   # each is stopped after 50 minutes
     python benchmarks/gpu_record.py --suite triton --output /tmp/x.json -- -x -k causal
+    python benchmarks/gpu_record.py --suite hopper --part 1/2 --output a.json    # half of the tests; then
+    python benchmarks/gpu_record.py --suite hopper --join a.json b.json          # both in one record
     python benchmarks/gpu_record.py --check                        # only say how the records stand
 
 Needs a CUDA device. Exits with pytest's status. A run that is interrupted, stopped at its limit, or crashes
@@ -42,6 +44,8 @@ from tilefold.testing import record
 ROOT = Path(__file__).parents[1]
 #: Names the file in which the pytest below notes what it does; see `pytest_runtest_logstart`.
 PROGRESS = "TILEFOLD_GPU_RECORD_PROGRESS"
+#: Tells the pytest below which part of the suite it is to run.
+PART = "TILEFOLD_GPU_RECORD_PART"
 #: Set by pytest-xdist in its workers.
 WORKER = "PYTEST_XDIST_WORKER"
 #: From mild to grave: a test that passed and then failed in its teardown has failed.
@@ -55,6 +59,12 @@ NO_TEST_RAN = 5
 
 # What pytest does, noted as it happens: this file is loaded into pytest as a plugin. The XML report is
 # written at the very end, so a pytest that hangs inside a kernel and has to be killed leaves none.
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    part, parts = record.numbers_of(os.environ.get(PART, "1/1"))
+    config.hook.pytest_deselected(items=[x for x in items if record.part_of(x.nodeid, parts) != part])
+    items[:] = [x for x in items if record.part_of(x.nodeid, parts) == part]
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
@@ -104,7 +114,11 @@ class Run:
 
 
 def run_suite(
-    folder: Path, arguments: Sequence[str] = (), limit: float | None = None, grace: float = GRACE
+    folder: Path,
+    arguments: Sequence[str] = (),
+    limit: float | None = None,
+    grace: float = GRACE,
+    part: str = "1/1",
 ) -> Run:
     """Run the GPU suite of the repository in `folder`; its output is not captured.
 
@@ -124,6 +138,7 @@ def run_suite(
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
             PROGRESS: str(progress),
+            PART: part,
         }
         # This script may itself be run by a worker's test.
         environment.pop(WORKER, None)
@@ -236,6 +251,7 @@ def record_run(
     limit: float | None = None,
     grace: float = GRACE,
     suite: record.Suite = record.TRITON,
+    part: str = "1/1",
 ) -> int:
     """Run a suite of the repository in `folder`, write its record to `output`, return the exit status.
 
@@ -245,7 +261,7 @@ def record_run(
     """
     package, today = folder / "src" / "tilefold", datetime.date.today().isoformat()
     before = record.digest(package, suite)
-    run = run_suite(folder, [*suite.tests, *spread(workers), *arguments], limit, grace)
+    run = run_suite(folder, [*suite.tests, *spread(workers), *arguments], limit, grace, part)
     status = run.status if run.status >= 0 else 128 - run.status
     if not {"passed", "failed"} & set(run.outcomes.values()):
         print(f"No test ran ({len(run.outcomes)} skipped): no record is written.", file=sys.stderr)
@@ -264,6 +280,7 @@ def record_run(
         arguments=tuple(arguments),
         date=today,
         seconds=round(run.seconds, 1),
+        part=part,
         **about,
     )
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -333,6 +350,8 @@ def main(words: Sequence[str]) -> int:
         "--suite", choices=list(record.SUITES), action="append", help="only this one (may be repeated)"
     )
     parser.add_argument("--output", type=Path, help="where to write the record of the one suite")
+    parser.add_argument("--part", default="1/1", help="1/3: the first of three parts of the tests")
+    parser.add_argument("--join", type=Path, nargs="+", help="run nothing; make one record of those of parts")
     parser.add_argument(
         "--check", action="store_true", help="run nothing; say how the record stands, status 1 if not well"
     )
@@ -341,9 +360,17 @@ def main(words: Sequence[str]) -> int:
         parser.error(f"--workers: expected at least 1, got {options.workers}")
     if options.limit is not None and options.limit <= 0:
         parser.error(f"--limit: expected more than 0 seconds, got {options.limit}")
+    try:
+        record.numbers_of(options.part)
+    except ValueError as error:
+        parser.error(f"--part: {error}")
     suites = [record.SUITES[name] for name in options.suite or _here(options.check)]
-    if options.output is not None and len(suites) != 1:
-        parser.error("--output: expected one --suite beside it")
+    if (options.output or options.join) and len(suites) != 1:
+        parser.error("--output, --join: expected one --suite beside them")
+    if options.join:
+        joined = record.join([record.read(path) for path in options.join])
+        (options.output or ROOT / suites[0].place).write_text(joined.text(suites[0].kernels))
+        return 0
     if options.check:
         states = [record.state(ROOT / "src" / "tilefold", suite) for suite in suites]
         print(*(f"{state.sentence}." for state in states), sep="\n")
@@ -354,7 +381,8 @@ def main(words: Sequence[str]) -> int:
     about, status = this_machine(), 0
     for suite in suites:
         output = options.output or ROOT / suite.place
-        run = record_run(about, output, ROOT, words[cut + 1 :], options.workers, options.limit, suite=suite)
+        more = {"suite": suite, "part": options.part}
+        run = record_run(about, output, ROOT, words[cut + 1 :], options.workers, options.limit, **more)
         status = status or run
         if run not in (*ENDED, NO_TEST_RAN):
             # Whoever has stopped one does not want the next one.

@@ -316,6 +316,13 @@ def test_the_state_of_this_package_is_a_sentence(suite: record.Suite) -> None:
 # The run.
 
 
+def test_parts_are_run_apart(script: ModuleType, repository: Path) -> None:
+    suite(repository, test_a='@pytest.mark.parametrize("n", range(12))\ndef test_one(n): pass\n')
+    found = [script.run_suite(repository, part=part).outcomes for part in ("1/2", "2/2")]
+    assert all(found) and not set(found[0]) & set(found[1])
+    assert len(found[0] | found[1]) == 12
+
+
 def test_outcomes_are_counted(script: ModuleType, repository: Path) -> None:
     suite(repository, test_mixed=MIXED, test_unmarked="pytestmark = []\ndef test_other(): assert False")
     run = script.run_suite(repository)
@@ -489,7 +496,8 @@ def test_suites_run_one_after_the_other_unless_one_is_stopped(
 ) -> None:
     seen: list[str] = []
 
-    def run(*arguments: object, suite: record.Suite) -> int:
+    def run(*arguments: object, suite: record.Suite, part: str) -> int:
+        assert part == "1/1"
         assert arguments[1] == ROOT / suite.place
         seen.append(suite.name)
         return status
@@ -501,6 +509,55 @@ def test_suites_run_one_after_the_other_unless_one_is_stopped(
     monkeypatch.setattr(script.torch.cuda, "get_device_capability", lambda: (9, 0))
     assert script.main(words) == status
     assert seen == runs
+
+
+PARTS = [
+    dataclasses.replace(RECORD, part="1/2", passed=7, seconds=1.5),
+    dataclasses.replace(RECORD, part="2/2", passed=5, failed=1, failures=("b",), complete=False, seconds=2.0),
+]
+
+
+def test_parts_make_one_record() -> None:
+    whole = record.join(PARTS)
+    assert (whole.passed, whole.failed, whole.failures, whole.seconds) == (12, 1, ("b",), 3.5)
+    assert whole.part == "1/1" and not whole.complete
+    assert record.judge(PARTS[0], "d1", "kernels").kind == "part"
+    assert record.join([PARTS[1], dataclasses.replace(PARTS[0], passed=1)]).passed == 6
+
+
+@pytest.mark.parametrize(
+    "records, message",
+    [
+        (PARTS[:1], "expected the parts 1/1, got 1/2"),
+        ([PARTS[0], PARTS[0]], "expected the parts 1/2, 2/2, got 1/2, 1/2"),
+        ([PARTS[0], dataclasses.replace(PARTS[1], digest="d2")], "parts differ in digest: d1, d2"),
+        ([PARTS[0], dataclasses.replace(PARTS[1], device="B200")], "parts differ in device"),
+    ],
+)
+def test_only_the_parts_of_one_suite_are_joined(records: list[Record], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        record.join(records)
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2", "1", "a/b", "1/0"])
+def test_a_part_that_is_none_is_refused(script: ModuleType, part: str) -> None:
+    with pytest.raises(ValueError, match="expected a part like 2/3"):
+        record.numbers_of(part)
+    with pytest.raises(SystemExit):
+        script.main(["--part", part])
+
+
+def test_parts_share_out_every_test() -> None:
+    tests = [f"suite/test_x.py::test_{n}" for n in range(300)]
+    found = [record.part_of(test, 3) for test in tests]
+    assert set(found) == {1, 2, 3} and min(map(found.count, (1, 2, 3))) > 60
+
+
+def test_a_record_without_a_part_is_a_whole_one(tmp_path: Path) -> None:
+    held = json.loads(RECORD.text())
+    del held["part"]
+    (tmp_path / "old.json").write_text(json.dumps(held))
+    assert record.read(tmp_path / "old.json") == RECORD
 
 
 def test_other_gpus_have_no_record_of_the_hopper_kernels(

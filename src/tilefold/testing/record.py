@@ -11,6 +11,8 @@ import hashlib
 import json
 import re
 import shlex
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -93,6 +95,7 @@ class Record:
         versions: of CUDA, its driver, torch, triton, Python, tilefold.
         date: when the run began, YYYY-MM-DD.
         seconds: how long it took.
+        part: "2/3" for the second of three parts of the suite, see `part_of`.
     """
 
     digest: str
@@ -109,6 +112,7 @@ class Record:
     versions: dict[str, str]
     date: str
     seconds: float
+    part: str = "1/1"
 
     def text(self, kernels: str = "GPU kernels") -> str:
         """As the file holds it: JSON, with the title and the rows that every results file has."""
@@ -190,7 +194,10 @@ def read(path: Path) -> Record:
     found = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(found, dict):
         raise ValueError(f"expected an object, got {type(found).__name__}")
-    kinds = {field.name: KINDS[str(field.type)] for field in dataclasses.fields(Record)}
+    fields = dataclasses.fields(Record)
+    # Records that are older than parts have none.
+    found = {"part": Record.part} | found
+    kinds = {field.name: KINDS[str(field.type)] for field in fields}
     wrong = [name for name, kind in kinds.items() if not isinstance(found.get(name), kind)]
     if wrong:
         raise ValueError(f"missing or of the wrong kind: {', '.join(wrong)}")
@@ -198,6 +205,49 @@ def read(path: Path) -> Record:
         name: tuple(found[name]) if kind is list else found[name] for name, kind in kinds.items()
     }
     return Record(**values)
+
+
+def numbers_of(part: str) -> tuple[int, int]:
+    """`(2, 3)` of "2/3"; ValueError for what names no part."""
+    if (found := re.fullmatch(r"(\d+)/(\d+)", part)) and 1 <= int(found[1]) <= int(found[2]):
+        return int(found[1]), int(found[2])
+    raise ValueError(f"expected a part like 2/3, got {part!r}")
+
+
+def part_of(test: str, parts: int) -> int:
+    """In which of so many parts of its suite a test is, from 1 on: the same on every machine."""
+    return zlib.crc32(test.encode()) % parts + 1
+
+
+def join(records: Sequence[Record]) -> Record:
+    """The record of a whole suite from those of its parts.
+
+    Raises:
+        ValueError: they are not all parts of one suite, each once, of the same sources run alike; the message
+            says what differs.
+    """
+    first = records[0]
+    for name in ("digest", "arguments", "device", "versions"):
+        found = {str(getattr(one, name)) for one in records}
+        if len(found) > 1:
+            raise ValueError(f"parts differ in {name}: {', '.join(sorted(found))}")
+    numbers = sorted(one.part for one in records)
+    wanted = sorted(f"{n}/{len(records)}" for n in range(1, len(records) + 1))
+    if numbers != wanted:
+        raise ValueError(f"expected the parts {', '.join(wanted)}, got {', '.join(numbers)}")
+    return dataclasses.replace(
+        first,
+        complete=all(one.complete for one in records),
+        passed=sum(one.passed for one in records),
+        failed=sum(one.failed for one in records),
+        skipped=sum(one.skipped for one in records),
+        failures=tuple(sorted(name for one in records for name in one.failures)),
+        unfinished=tuple(name for one in records for name in one.unfinished),
+        devices=min(one.devices for one in records),
+        date=min(one.date for one in records),
+        seconds=round(sum(one.seconds for one in records), 1),
+        part="1/1",
+    )
 
 
 def state(folder: Path | None = None, suite: Suite = TRITON) -> State:
@@ -256,6 +306,12 @@ def judge(record: Record, current: str, kernels: str) -> State:
             "incomplete",
             f"the GPU record of the {kernels} is incomplete: the run was stopped{running} "
             f"({_passed(record)} {where}): run {COMMAND} again",
+        )
+    if record.part != "1/1":
+        return State(
+            "part",
+            f"the GPU record of the {kernels} is part {record.part} of the suite "
+            f"({_passed(record)} {where}): join it with the others",
         )
     if not all(HARMLESS.fullmatch(argument) for argument in record.arguments):
         return State(
